@@ -1,0 +1,1 @@
+"""Lease planes behind one port, and the heartbeat that renews them."""

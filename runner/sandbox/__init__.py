@@ -1,0 +1,1 @@
+"""Sandbox providers behind one port: local now; workspace, census and teardown."""

@@ -1,0 +1,162 @@
+"""The provider port: what the pool asks of any place where an agent can run (DESIGN 3.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runner.acp.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """All that a cold start needs.
+
+    Attributes:
+        project: tenant.
+        session_id: owner of workspace and home.
+        seat_id: unique name of this sandbox, made before the create call.
+        argv: the agent's command.
+        env: the agent's whole environment but HOME, TMPDIR, PATH, LANG, TERM and the marker, which the provider adds
+            unless given; nothing of the runner's own environment is inherited.
+        home_files: relative path to content, written into the private home before the agent starts.
+        read, write: more host paths the sandbox may see, where it can hide any.
+        workspace_path: a host directory used in place, or None for the session's own.
+        workspace_files: given files, relative path to content, written before the agent starts.
+        deadline: loop time by which the start must have succeeded or failed.
+    """
+
+    project: str
+    session_id: str
+    seat_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    home_files: Mapping[str, bytes] = field(default_factory=dict)
+    read: tuple[Path, ...] = ()
+    write: tuple[Path, ...] = ()
+    workspace_path: Path | None = None
+    workspace_files: Mapping[str, bytes] = field(default_factory=dict)
+    deadline: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """Result of a kill of one turn's processes: how many were killed, and pids that would not die."""
+
+    killed: int
+    survivors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Proof of a teardown.
+
+    Attributes:
+        proven: nobody is left, by ``proof`` (``echild``, ``init_gone``, ``never_started``).
+        survivors: pids still alive when the budget ended; not empty only when not proven.
+    """
+
+    proven: bool
+    proof: str
+    survivors: tuple[int, ...] = ()
+
+
+class Sandbox(Protocol):
+    """One live sandbox with one agent in it. Used by one seat at a time."""
+
+    @property
+    def transport(self) -> Transport:
+        """The agent's stdio."""
+        ...
+
+    @property
+    def workspace(self) -> str:
+        """Absolute path of the workspace as the agent sees it: the ``cwd`` of ``session/new``."""
+        ...
+
+    @property
+    def agent_pid(self) -> int | None:
+        """Process id of the agent on this machine, when it has one."""
+        ...
+
+    @property
+    def isolation(self) -> str:
+        """``none`` now; ``cell`` and ``landlock`` come with the sandboxes."""
+        ...
+
+    def mark(self, turn_id: str) -> Mark:
+        """Begin marking: everything alive now is not the turn's. The frame may go out once the mark is set."""
+        ...
+
+    async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
+        """Kill what the marked turn started, not the agent nor its helpers; bounded by ``seconds``.
+
+        Raises:
+            RunnerError: ``sandbox_lost`` when the sandbox does not answer.
+        """
+        ...
+
+    async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
+        """Close stdin, wait ``grace_seconds`` for the agent, then kill the whole cell and prove it; idempotent.
+
+        Never raises for a process that will not die: ``Gone.proven`` says so. Safe to call from ``shielded``.
+        """
+        ...
+
+
+class Mark(Protocol):
+    """A mark under way."""
+
+    async def set(self, seconds: float) -> None:
+        """Wait until the mark is taken, at most ``seconds``.
+
+        Raises:
+            RunnerError: ``sandbox_lost`` when the sandbox does not answer in time.
+        """
+        ...
+
+
+class Provider(Protocol):
+    """Makes sandboxes. All deadlines are loop times, all methods are cancellable without leaving anything behind."""
+
+    @property
+    def name(self) -> str:
+        """``local`` or another provider's name."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """How many sandboxes it can hold, None when only the pool's ``max_seats`` bounds it."""
+        ...
+
+    def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
+        """Where the session's workspace, home and tmp are or will be."""
+        ...
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """Create the sandbox and start its agent; undone in reverse order on any failure or cancellation.
+
+        Raises:
+            RunnerError: ``harness_start_failed`` (the command cannot run), ``sandbox_start_failed`` (the place
+                cannot be made or the deadline passed), ``invalid_request`` (a workspace file leaves the workspace).
+        """
+        ...
+
+    async def remove(self, project: str, session_id: str) -> None:
+        """Delete the session's own workspace and home; never a ``workspace.path``, never through a symlink."""
+        ...
+
+    async def close(self) -> None:
+        """Destroy what is left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Directories of a session on this machine."""
+
+    workspace: Path
+    home: Path
+    tmp: Path

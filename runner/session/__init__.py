@@ -1,0 +1,1 @@
+"""Sessions: the coordinator, provisioning, prompts, transcript and the live event log."""

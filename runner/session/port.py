@@ -1,0 +1,144 @@
+"""What the server, and anything else above, may ask of the sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runner.errors import RunnerError
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the project and scopes of the token."""
+
+    project: str
+    scopes: frozenset[str]
+
+
+class ReaderEnded(Exception):
+    """A reader has delivered everything there will be."""
+
+
+class ReaderCut(Exception):
+    """A reader was too slow or its cursor cannot be served further; the argument is the reason."""
+
+
+class Reader(Protocol):
+    """One reader of a session's events; it can be slow without anybody else noticing."""
+
+    async def next(self, seconds: float) -> bytes | None:
+        """Whole NDJSON event lines (each ends in a newline) that are due now, at most about 256 KiB.
+
+        Returns:
+            None when nothing arrived within ``seconds`` (time for a ping).
+
+        Raises:
+            ReaderEnded: nothing will follow.
+            ReaderCut: the reader fell too far behind.
+        """
+        ...
+
+    def close(self) -> None:
+        """Detach; idempotent. Never affects the turn."""
+        ...
+
+
+class PromptHandle(Protocol):
+    """A dispatched prompt as its caller sees it."""
+
+    prompt_id: str
+    turn_id: str | None
+    refused: RunnerError | None
+    """``session_turn_in_use``: nothing was persisted; ``reader`` is empty and ``result`` is the failed result."""
+
+    def reader(self) -> Reader:
+        """The prompt's own events from its first one on; ends when its result is there."""
+        ...
+
+    def result(self) -> Awaitable[dict[str, Any]]:
+        """The result object of DESIGN 4.1; cancelling the wait changes nothing."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """``active`` or the prompt's terminal state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP status with its JSON body."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class Sessions(Protocol):
+    """Every method takes the caller's project as its scope; an unknown session of it is ``not_found``.
+
+    Ids are validated here again; a foreign project's session is never seen.
+    """
+
+    def has_capacity(self) -> bool:
+        """Whether another turn may be dispatched (``[server] max_turns``): asked before the body is read."""
+        ...
+
+    async def dispatch(
+        self, caller: Caller, session_id: str, request: DispatchRequest, *, keep_on_disconnect: bool = False
+    ) -> PromptHandle:
+        """Admit a prompt; returns when the first heartbeat was answered and, if admitted, the turn is durable.
+
+        Cancelling the call (a disconnect) never ends an admitted turn.
+        """
+        ...
+
+    async def cancel(self, caller: Caller, session_id: str, request: CancelRequest) -> Reply:
+        """Stop (DESIGN 3.3): never waits behind the turn; only ``wait_seconds`` makes it wait."""
+        ...
+
+    async def kill(self, caller: Caller, session_id: str) -> Reply:
+        """Kill: the seat is destroyed, session and workspace stay."""
+        ...
+
+    async def delete(self, caller: Caller, session_id: str) -> Reply:
+        """Kill and end; workspace and home are removed."""
+        ...
+
+    async def view(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        """The session view of DESIGN 4.1."""
+        ...
+
+    async def sessions(self, caller: Caller, limit: int, cursor: str | None) -> dict[str, Any]:
+        """``{"items": [views], "next_cursor"}``."""
+        ...
+
+    async def records(self, caller: Caller, session_id: str, after: str | None, limit: int) -> dict[str, Any]:
+        """``{"items": [records], "next_cursor"}``."""
+        ...
+
+    async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> Reader:
+        """History behind the cursor, then, with ``follow``, live events."""
+        ...
+
+    async def interactions(self, caller: Caller, session_id: str | None, status: str | None) -> dict[str, Any]:
+        """``{"items": [interactions], "next_cursor": null}``."""
+        ...
+
+    async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:
+        """Answer a question: 200 consumed, 202 not yet confirmed."""
+        ...
+
+    def pool(self, caller: Caller) -> dict[str, Any]:
+        """Seats, spares and verdicts."""
+        ...
+
+    def health(self) -> dict[str, Any]:
+        """``{status, version, protocol, replica_id, harnesses, providers, isolation, draining}``."""
+        ...
+
+    async def ready(self) -> dict[str, Any]:
+        """``{ready: bool, store, leases, capacity, draining}``."""
+        ...

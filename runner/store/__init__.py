@@ -1,0 +1,1 @@
+"""The durable store behind one port: sessions, turns, prompts, interactions, records."""

@@ -1,0 +1,200 @@
+"""The store port: rows as frozen values, writes as whole transactions (DESIGN 3.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A conversation. ``config`` is the last accepted dispatch configuration as JSON, without secret values.
+
+    ``agent_state`` is JSON about the agent session (its id, workspace, whether there is context to lose).
+    ``head_epoch`` and ``head_n`` are the newest cursor given out durably. Instants are milliseconds since 1970.
+    """
+
+    project: str
+    session_id: str
+    created_at: int
+    updated_at: int
+    ended_at: int | None = None
+    head_epoch: int = 0
+    head_n: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    agent_state: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """One execution; ``outcome`` is None until its one ending."""
+
+    project: str
+    session_id: str
+    turn_id: str
+    epoch: int
+    replica_id: str
+    prompt_id: str | None
+    started_at: int
+    resumes: str | None = None
+    outcome: str | None = None
+    stop_reason: str | None = None
+    ended_at: int | None = None
+    result: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A submitted prompt: ``digest`` of its content tells a retry from a conflict; ``result`` is its last one."""
+
+    project: str
+    session_id: str
+    prompt_id: str
+    digest: str
+    state: str
+    turn_id: str | None
+    created_at: int
+    content: list[dict[str, Any]] = field(default_factory=list)
+    result: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionRow:
+    """A durable question. ``request`` is what the client sees (kind, tool_call, options), ``answer`` the verdict."""
+
+    project: str
+    session_id: str
+    interaction_id: str
+    turn_id: str
+    status: str
+    kind: str
+    created_at: int
+    expires_at: int
+    request: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """One durable item of history; ``data`` is JSON text ready to be sent."""
+
+    project: str
+    session_id: str
+    record_id: str
+    turn_id: str | None
+    prompt_id: str | None
+    epoch: int
+    n: int
+    type: str
+    data: bytes
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One transaction: the session row as it is from now on, the turn, the prompt, closings, first records.
+
+    ``takes_answer``: this interaction must go ``answered`` -> ``consumed`` (or ``pending`` -> ``cancelled`` for those
+    in ``interactions``) with it.
+    """
+
+    session: SessionRow
+    turn: TurnRow
+    prompt: PromptRow | None = None
+    interactions: Sequence[InteractionRow] = ()
+    records: Sequence[RecordRow] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """One transaction: the turn row's compare-and-set with everything that must be durable with it."""
+
+    session: SessionRow
+    turn: TurnRow
+    prompt: PromptRow | None = None
+    interactions: Sequence[InteractionRow] = ()
+    records: Sequence[RecordRow] = ()
+
+
+class Store(Protocol):
+    """Durable: what a finished call wrote survives kill -9 of the process.
+
+    Every method raises ``RunnerError("store_unavailable")`` when the database cannot be used. A cancelled call may or
+    may not have been written; it is never half written.
+    """
+
+    store_id: str
+
+    async def admit(self, admission: Admission) -> bool:
+        """Insert the turn (and upsert its session and prompt). False when (session, epoch) or the turn exists."""
+        ...
+
+    async def end(self, ending: Ending) -> bool:
+        """Write the ending if the turn has none yet. False when it already ended: then nothing was written."""
+        ...
+
+    async def save_session(self, row: SessionRow) -> None:
+        """Upsert a session row outside a turn."""
+        ...
+
+    async def append(self, records: Sequence[RecordRow], interactions: Sequence[InteractionRow] = ()) -> None:
+        """Write records (a known record id is a no-op) and upsert interactions, in one transaction."""
+        ...
+
+    async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
+        """Compare-and-set of an interaction's status and answer."""
+        ...
+
+    async def session(self, project: str, session_id: str) -> SessionRow | None:
+        """One session, ended ones too."""
+        ...
+
+    async def sessions(self, project: str, limit: int, before: tuple[int, str] | None = None) -> list[SessionRow]:
+        """Newest ``updated_at`` first, tie broken by id; ``before`` is the last row's (updated_at, id)."""
+        ...
+
+    async def prompt(self, project: str, session_id: str, prompt_id: str) -> PromptRow | None:
+        """One prompt."""
+        ...
+
+    async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
+        """One turn."""
+        ...
+
+    async def last_turn(self, project: str, session_id: str) -> TurnRow | None:
+        """The turn with the highest epoch."""
+        ...
+
+    async def open_turns(self) -> list[TurnRow]:
+        """All turns without an ending, every project: for the boot reconcile."""
+        ...
+
+    async def records(
+        self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
+    ) -> list[RecordRow]:
+        """Records in cursor order, those behind ``after`` = (epoch, n), at most ``limit``."""
+        ...
+
+    async def interactions(
+        self, project: str, session_id: str | None = None, status: str | None = None
+    ) -> list[InteractionRow]:
+        """Interactions in order of creation."""
+        ...
+
+    async def interaction(self, project: str, interaction_id: str) -> InteractionRow | None:
+        """One interaction, by its id alone."""
+        ...
+
+    async def delete_session_content(self, project: str, session_id: str) -> None:
+        """Nothing of a deleted session but its ended row stays readable."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether a write would work now."""
+        ...
+
+    async def close(self) -> None:
+        """Finish queued writes, then close."""
+        ...
