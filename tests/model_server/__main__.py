@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -31,11 +32,9 @@ async def _serve(port: int) -> None:
             elif line.strip() == "release":
                 model.release()
 
-        try:
+        # A regular file or /dev/null as standard input cannot be watched.
+        with contextlib.suppress(PermissionError):
             loop.add_reader(sys.stdin, command)
-        except PermissionError:
-            # A regular file or /dev/null as standard input cannot be watched.
-            pass
         await ended.wait()
 
 

@@ -31,11 +31,7 @@ class AnthropicMessages:
         return found
 
     def tools(self, body: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        return {
-            tool["name"]: tool.get("input_schema") or {}
-            for tool in body.get("tools") or []
-            if "name" in tool
-        }
+        return {tool["name"]: tool.get("input_schema") or {} for tool in body.get("tools") or [] if "name" in tool}
 
     def encoder(self, body: Mapping[str, Any], number: int) -> AnthropicEncoder:
         return AnthropicEncoder(str(body.get("model", "model")), number)
@@ -67,9 +63,7 @@ class AnthropicEncoder:
         head = self._close() + self._begin(block)
         self._open = True
         self._stop = "tool_use"
-        return head + self._delta(
-            {"type": "input_json_delta", "partial_json": dumps(call.arguments)}
-        )
+        return head + self._delta({"type": "input_json_delta", "partial_json": dumps(call.arguments)})
 
     def end(self) -> bytes:
         ending = {

@@ -43,11 +43,7 @@ class OpenAIResponses:
         return found
 
     def tools(self, body: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        return {
-            tool["name"]: tool.get("parameters") or {}
-            for tool in body.get("tools") or []
-            if "name" in tool
-        }
+        return {tool["name"]: tool.get("parameters") or {} for tool in body.get("tools") or [] if "name" in tool}
 
     def encoder(self, body: Mapping[str, Any], number: int) -> ResponsesEncoder:
         return ResponsesEncoder(str(body.get("model", "model")), number)
@@ -88,12 +84,8 @@ class ResponsesEncoder:
         item = self._call(call, "completed")
         where = {"item_id": item["id"], "output_index": len(self._done)}
         out = head + self._added({**item, "arguments": "", "status": "in_progress"})
-        out += self._event(
-            "response.function_call_arguments.delta", {**where, "delta": item["arguments"]}
-        )
-        out += self._event(
-            "response.function_call_arguments.done", {**where, "arguments": item["arguments"]}
-        )
+        out += self._event("response.function_call_arguments.delta", {**where, "delta": item["arguments"]})
+        out += self._event("response.function_call_arguments.done", {**where, "arguments": item["arguments"]})
         return out + self._item_done(item)
 
     def end(self) -> bytes:
@@ -141,14 +133,10 @@ class ResponsesEncoder:
         return {"item_id": self._item_id("msg"), "output_index": index, "content_index": 0}
 
     def _added(self, item: dict[str, Any]) -> bytes:
-        return self._event(
-            "response.output_item.added", {"output_index": len(self._done), "item": item}
-        )
+        return self._event("response.output_item.added", {"output_index": len(self._done), "item": item})
 
     def _item_done(self, item: dict[str, Any]) -> bytes:
-        out = self._event(
-            "response.output_item.done", {"output_index": len(self._done), "item": item}
-        )
+        out = self._event("response.output_item.done", {"output_index": len(self._done), "item": item})
         self._done.append(item)
         return out
 

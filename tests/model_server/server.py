@@ -65,9 +65,7 @@ class ModelServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._route)
         # Without handler_cancellation a client that goes away is not seen by a held handler.
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5
-        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
@@ -107,9 +105,7 @@ class ModelServer:
             self._held.pop(one).set()
         return len(chosen)
 
-    async def wait_held(
-        self, n: int = 1, timeout_seconds: float = WAIT_SECONDS
-    ) -> list[RecordedRequest]:
+    async def wait_held(self, n: int = 1, timeout_seconds: float = WAIT_SECONDS) -> list[RecordedRequest]:
         """Wait until at least ``n`` requests are held at once.
 
         Raises:
@@ -118,9 +114,7 @@ class ModelServer:
         await self._until(lambda: len(self._held) >= n, timeout_seconds, f"{n} held requests")
         return self.held
 
-    async def wait_requests(
-        self, n: int, timeout_seconds: float = WAIT_SECONDS
-    ) -> list[RecordedRequest]:
+    async def wait_requests(self, n: int, timeout_seconds: float = WAIT_SECONDS) -> list[RecordedRequest]:
         """Wait until at least ``n`` requests that belong to a prompt came."""
         await self._until(lambda: len(self.turns) >= n, timeout_seconds, f"{n} requests")
         return self.turns

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -28,7 +28,7 @@ class Anthropic:
     """Requests and answers in the words of Anthropic Messages."""
 
     path = "/v1/messages?beta=true"
-    shell_arguments = {"command": "echo 1"}
+    shell_arguments: ClassVar = {"command": "echo 1"}
 
     def body(self, *turns: str, tools: bool = True, stream: bool = True) -> dict[str, Any]:
         messages = [
@@ -56,18 +56,13 @@ class Anthropic:
         return body
 
     def text(self, events: list[dict[str, Any]]) -> str:
-        return "".join(
-            event["delta"].get("text", "")
-            for event in events
-            if event["type"] == "content_block_delta"
-        )
+        return "".join(event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta")
 
     def call(self, events: list[dict[str, Any]]) -> dict[str, Any]:
         (start,) = [
             event["content_block"]
             for event in events
-            if event["type"] == "content_block_start"
-            and event["content_block"]["type"] == "tool_use"
+            if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use"
         ]
         parts = [
             event["delta"]["partial_json"]
@@ -87,7 +82,7 @@ class Responses:
     """Requests and answers in the words of OpenAI Responses."""
 
     path = "/v1/responses"
-    shell_arguments = {"cmd": "echo 1"}
+    shell_arguments: ClassVar = {"cmd": "echo 1"}
 
     def body(self, *turns: str, tools: bool = True, stream: bool = True) -> dict[str, Any]:
         items = [
@@ -115,8 +110,7 @@ class Responses:
         (item,) = [
             event["item"]
             for event in events
-            if event["type"] == "response.output_item.done"
-            and event["item"]["type"] == "function_call"
+            if event["type"] == "response.output_item.done" and event["item"]["type"] == "function_call"
         ]
         return {**item, "raw": item, "input": json.loads(item["arguments"])}
 
@@ -132,13 +126,12 @@ class Chat:
     """Requests and answers in the words of Chat Completions."""
 
     path = "/v1/chat/completions"
-    shell_arguments = {"command": "echo 1"}
+    shell_arguments: ClassVar = {"command": "echo 1"}
 
     def body(self, *turns: str, tools: bool = True, stream: bool = True) -> dict[str, Any]:
         messages: list[dict[str, Any]] = [{"role": "system", "content": "[[text:no]]"}]
         messages += [
-            {"role": "user" if index % 2 == 0 else "assistant", "content": text}
-            for index, text in enumerate(turns)
+            {"role": "user" if index % 2 == 0 else "assistant", "content": text} for index, text in enumerate(turns)
         ]
         offered = [{"type": "function", "function": {"name": "bash", "parameters": SHELL}}]
         body = {"model": "m", "stream": stream, "messages": messages}
@@ -153,16 +146,11 @@ class Chat:
         return body
 
     def text(self, events: list[dict[str, Any]]) -> str:
-        return "".join(
-            choice["delta"].get("content") or "" for e in events for choice in e["choices"]
-        )
+        return "".join(choice["delta"].get("content") or "" for e in events for choice in e["choices"])
 
     def call(self, events: list[dict[str, Any]]) -> dict[str, Any]:
         (call,) = [
-            call
-            for event in events
-            for choice in event["choices"]
-            for call in choice["delta"].get("tool_calls", [])
+            call for event in events for choice in event["choices"] for call in choice["delta"].get("tool_calls", [])
         ]
         function = call["function"]
         arguments = json.loads(function["arguments"])
@@ -214,9 +202,7 @@ async def ask(
         return await events_of(response)
 
 
-async def test_text_is_streamed(
-    http: aiohttp.ClientSession, model: ModelServer, words: Words
-) -> None:
+async def test_text_is_streamed(http: aiohttp.ClientSession, model: ModelServer, words: Words) -> None:
     events = await ask(http, model, words, words.body("please [[text:hi\nthere]]"))
     assert words.text(events) == "hi\nthere"
     assert words.ended(events)
@@ -241,9 +227,7 @@ async def test_an_answered_directive_is_not_repeated(
     assert words.text(events) == "echo: and now?"
 
 
-async def test_a_shell_call_and_its_result(
-    http: aiohttp.ClientSession, model: ModelServer, words: Words
-) -> None:
+async def test_a_shell_call_and_its_result(http: aiohttp.ClientSession, model: ModelServer, words: Words) -> None:
     events = await ask(http, model, words, words.body("[[shell:echo 1]]"))
     assert words.ended(events)
     call = words.call(events)
@@ -254,9 +238,7 @@ async def test_a_shell_call_and_its_result(
     assert model.requests[-1].tool_results == ["one [[hold]]"]
 
 
-async def test_escalation_is_asked_for_where_the_tool_knows_it(
-    http: aiohttp.ClientSession, model: ModelServer
-) -> None:
+async def test_escalation_is_asked_for_where_the_tool_knows_it(http: aiohttp.ClientSession, model: ModelServer) -> None:
     words = Responses()
     call = words.call(await ask(http, model, words, words.body("[[esc:id]]")))
     assert call["input"]["sandbox_permissions"] == "require_escalated"
@@ -295,12 +277,13 @@ async def test_a_hold_sends_a_first_chunk_and_waits_for_the_release(
 ) -> None:
     task = asyncio.create_task(ask(http, model, words, words.body("[[hold]]")))
     (held,) = await model.wait_held()
-    assert held.held and not held.finished
+    assert model.held == [held]
+    assert not held.finished
     assert model.release() == 1
-    assert not held.held
+    assert model.held == []
     events = await task
     assert words.text(events) == HELD_TEXT + RELEASED_TEXT
-    assert held.finished and not held.closed_by_client
+    assert (held.finished, held.closed_by_client, held.held) == (True, False, False)
 
 
 async def test_one_of_several_held_requests_is_released(
@@ -312,7 +295,8 @@ async def test_one_of_several_held_requests_is_released(
     _, other = await model.wait_held(2)
     assert model.release(other) == 1
     assert words.text(await second) == "b" + RELEASED_TEXT
-    assert not first.done() and model.held == [held]
+    assert not first.done()
+    assert model.held == [held]
     model.release()
     assert words.text(await first) == "a" + RELEASED_TEXT
 
@@ -325,7 +309,7 @@ async def test_a_client_that_goes_away_is_seen(
     (held,) = await model.wait_held()
     task.cancel()
     assert await model.wait_closed(held) is held
-    assert held.closed_by_client and not held.finished and not held.held
+    assert (held.finished, held.closed_by_client, held.held) == (False, True, False)
     assert model.held == []
 
 
@@ -358,11 +342,10 @@ async def test_a_cut_drops_the_connection_after_the_text(
     assert not model.requests[0].closed_by_client
 
 
-async def test_an_empty_answer_ends_without_text(
-    http: aiohttp.ClientSession, model: ModelServer, words: Words
-) -> None:
+async def test_an_empty_answer_ends_without_text(http: aiohttp.ClientSession, model: ModelServer, words: Words) -> None:
     events = await ask(http, model, words, words.body("[[empty]]"))
-    assert words.text(events) == "" and words.ended(events)
+    assert words.text(events) == ""
+    assert words.ended(events)
 
 
 async def test_the_other_routes(http: aiohttp.ClientSession, model: ModelServer) -> None:
@@ -376,9 +359,7 @@ async def test_the_other_routes(http: aiohttp.ClientSession, model: ModelServer)
         assert response.status == 404
 
 
-async def test_waiting_for_what_does_not_come_says_what_came(
-    http: aiohttp.ClientSession, model: ModelServer
-) -> None:
+async def test_waiting_for_what_does_not_come_says_what_came(http: aiohttp.ClientSession, model: ModelServer) -> None:
     await ask(http, model, Chat(), Chat().body("[[text:x]]"))
     with pytest.raises(TimeoutError, match=r"1 held requests.*\('chat', 'text'\)"):
         await model.wait_held(timeout_seconds=0.01)
@@ -391,7 +372,8 @@ async def test_as_a_program_it_prints_one_ready_line(http: aiohttp.ClientSession
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
         assert ready["ready"] is True
