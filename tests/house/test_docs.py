@@ -1,0 +1,82 @@
+"""What the pages promise exists: scripts, commands, links (README.md, docs/)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, below
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *below("docs", suffix=".md")]
+FENCE = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)")
+COMMAND = re.compile(r"(?:^|\s|`|/)acp-runner ([a-z]+)(?: ([a-z]+))?")
+SCRIPT = re.compile(r"(?<![\w/])scripts/([a-z.]+)")
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def help_of(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "runner.cli.main", *words, "--help"],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def commands_in_shell_blocks() -> set[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+    for page in PAGES:
+        for block in FENCE.findall(page.read_text(encoding="utf-8")):
+            for first, second in COMMAND.findall(block):
+                found.add((first, second) if second and first in {"harness", "sessions"} else (first,))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [
+        target
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_scripts_that_are_named_exist_and_run(page: Path) -> None:
+    for name in set(SCRIPT.findall(page.read_text(encoding="utf-8"))):
+        script = ROOT / "scripts" / name.rstrip(".")
+        assert os.access(script, os.X_OK) or script.suffix == ".py", f"{script} is not there"
+
+
+def test_the_readme_names_the_two_commands() -> None:
+    blocks = "\n".join(FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert "scripts/start" in blocks
+    assert "scripts/test" in blocks
+
+
+def test_commands_that_are_shown_exist() -> None:
+    shown = commands_in_shell_blocks()
+    assert ("serve",) in shown
+    assert ("prompt",) in shown
+    for words in sorted(shown):
+        told = help_of(*words)
+        assert told.returncode == 0, f"acp-runner {' '.join(words)}: {told.stderr}"
+
+
+def test_ci_calls_the_commands_of_the_readme() -> None:
+    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for command in ("scripts/test", "scripts/check", "scripts/start --once"):
+        assert re.search(rf"^step .* {re.escape(command)}$", run, re.MULTILINE)
