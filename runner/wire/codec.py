@@ -1,0 +1,162 @@
+"""Lines of a stream, built from bytes: no object is made and serialised per event (DESIGN 4.1, SPEED 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+PING: Final = b'{"kind":"ping"}\n'
+SSE_PING: Final = b": ping\n\n"
+_CURSOR_HEAD: Final = b'{"kind":"event","cursor":"'
+_PING_LINE: Final = PING.rstrip()
+_DEEPEST: Final = 200
+_LARGEST: Final = 2**64 - 1
+_SMALLEST: Final = -(2**63)
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON of any JSON value, and it never raises for one that came over the wire.
+
+    Lone surrogates become U+FFFD, integers beyond 64 bits become floats, NaN becomes null, what is nested deeper
+    than 200 levels becomes ``"…"``.
+    """
+    try:
+        return orjson.dumps(value)
+    except (TypeError, ValueError):
+        return orjson.dumps(_clean(value, _DEEPEST))
+
+
+def clean_text(text: str) -> str:
+    """``text`` with each lone surrogate replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _clean(value: Any, levels: int) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, int) and not isinstance(value, bool) and not _SMALLEST <= value <= _LARGEST:
+        return float(value) if abs(value) < 1 << 1000 else None
+    if isinstance(value, dict | list | tuple):
+        if levels == 0:
+            return "…"
+        if isinstance(value, dict):
+            return {clean_text(str(key)): _clean(item, levels - 1) for key, item in value.items()}
+        return [_clean(item, levels - 1) for item in value]
+    return value
+
+
+def event_line(
+    cursor: str | None, turn_id: str | None, prompt_id: str | None, at: str, event_type: str, data_json: bytes
+) -> bytes:
+    """One event line.
+
+    Args:
+        cursor: None leaves the member out, as the refusal of a turn does.
+        turn_id: None is null; ids hold only ``[A-Za-z0-9_-]`` and need no escape.
+        prompt_id: as ``turn_id``.
+        at: RFC 3339 instant.
+        event_type: a value of ``terms.EventType``.
+        data_json: the JSON of ``data``, without a newline (``to_json`` writes none).
+    """
+    head = b'{"kind":"event"' if cursor is None else b'%b%b"' % (_CURSOR_HEAD, cursor.encode())
+    return b'%b,%b"at":"%b","type":"%b","data":%b}\n' % (
+        head,
+        _ids(turn_id, prompt_id),
+        at.encode(),
+        event_type.encode(),
+        data_json,
+    )
+
+
+def _ids(turn_id: str | None, prompt_id: str | None) -> bytes:
+    turn = "null" if turn_id is None else f'"{turn_id}"'
+    prompt = "null" if prompt_id is None else f'"{prompt_id}"'
+    return f'"turn_id":{turn},"prompt_id":{prompt},'.encode()
+
+
+class EventFormatter:
+    """Formats the events of one turn; what does not change is encoded once."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, turn_id: str | None, prompt_id: str | None) -> None:
+        self._ids = _ids(turn_id, prompt_id)
+
+    def line(self, cursor: str, at: str, event_type: str, data_json: bytes) -> bytes:
+        """The same bytes as ``event_line``."""
+        return b'{"kind":"event","cursor":"%b",%b"at":"%b","type":"%b","data":%b}\n' % (
+            cursor.encode(),
+            self._ids,
+            at.encode(),
+            event_type.encode(),
+            data_json,
+        )
+
+    def delta_lines(
+        self, epoch: int, first_n: int, at: str, event_type: str, message_id: str, texts: Sequence[str]
+    ) -> bytes:
+        """Lines of consecutive deltas: cursors ``<epoch>.<first_n>``, ``<first_n + 1>`` and so on, one instant.
+
+        Args:
+            event_type: ``message_delta`` or ``thought_delta``.
+            message_id: any text; it is escaped.
+            texts: one delta each, in order.
+        """
+        if not texts:
+            return b""
+        head = b'{"kind":"event","cursor":"%d.' % epoch
+        middle = b'",%b"at":"%b","type":"%b","data":{"message_id":%b,"text":"' % (
+            self._ids,
+            at.encode(),
+            event_type.encode(),
+            to_json(message_id),
+        )
+        tail = b'"}}\n'
+        bodies = _string_bodies(texts if isinstance(texts, list) else list(texts))
+        return b"".join([b"%b%d%b%b%b" % (head, n, middle, body, tail) for n, body in enumerate(bodies, start=first_n)])
+
+
+def _string_bodies(texts: list[str]) -> list[bytes]:
+    """Each text as JSON without its quotes."""
+    encoded = to_json(texts)
+    # Cutting at '","' is exact unless an escaped quote stands before it: every other quote opens or closes a text.
+    if b'\\","' in encoded:
+        return [to_json(text)[1:-1] for text in texts]
+    return encoded[2:-2].split(b'","')
+
+
+def result_line(result: dict[str, Any]) -> bytes:
+    """The last line of a dispatch stream."""
+    return b'{"kind":"result","result":%b}\n' % to_json(result)
+
+
+def last_cursor(lines: bytes) -> str | None:
+    """The cursor of the last event in whole lines, or None when none of them carries one."""
+    start = lines.rfind(_CURSOR_HEAD)
+    if start < 0:
+        return None
+    start += len(_CURSOR_HEAD)
+    return lines[start : lines.index(b'"', start)].decode()
+
+
+def to_sse(lines: bytes) -> bytes:
+    r"""The same objects as server-sent events: ``id: <cursor>\ndata: <json>\n\n`` for each line.
+
+    There is no ``event:`` field: a browser hands named events only to listeners of that name, and a page would
+    have to know every type. A line without a cursor has no ``id:``, so the last one stays what a client resumes
+    from. Pings become comments.
+    """
+    if b"\r" in lines:
+        lines = lines.replace(b"\r", b" ")
+    out: list[bytes] = []
+    for line in lines.split(b"\n"):
+        if line.startswith(_CURSOR_HEAD):
+            end = line.index(b'"', len(_CURSOR_HEAD))
+            out.append(b"id: %b\ndata: %b\n\n" % (line[len(_CURSOR_HEAD) : end], line))
+        elif line == _PING_LINE:
+            out.append(SSE_PING)
+        elif line:
+            out.append(b"data: %b\n\n" % line)
+    return b"".join(out)
