@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.harness_fixture import installed_harnesses, pytest_collection_modifyitems
 from tests.virtual_time import LoopClock, VirtualTimeLoop
+
+__all__ = ["clock", "installed_harnesses", "pytest_asyncio_loop_factories", "pytest_collection_modifyitems"]
 
 
 def pytest_asyncio_loop_factories(

@@ -53,7 +53,7 @@ def _resolve(name: str, command: Sequence[str], base_dir: Path, path: str | None
 
 def _program(word: str, base_dir: Path, path: str | None) -> str | None:
     if "/" in word:
-        return shutil.which(base_dir / Path(word).expanduser())
+        return shutil.which(str(base_dir / Path(word).expanduser()))
     found = shutil.which(word, path=path)
     if found is None and word in _OWN_INTERPRETER:
         return sys.executable
