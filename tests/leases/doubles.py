@@ -1,0 +1,59 @@
+"""A lease plane that does what a test says: admit, refuse, raise, crash, never answer, or wait at a gate."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runner.errors import RunnerError
+from runner.leases.port import BeatAnswer, Heartbeat
+
+Step = Literal["admit", "refuse", "owned", "raise", "crash", "hang"] | asyncio.Event | BeatAnswer
+
+
+@dataclass
+class ScriptedPlane:
+    """Takes one step per beat from ``steps``, then ``then`` for ever.
+
+    ``admit`` grants ``epoch``; ``refuse`` names this replica as the owner, ``owned`` another one; ``raise`` is
+    ``plane_unavailable``, ``crash`` a foreign exception; ``hang`` never answers; an event holds the answer until it
+    is set and then admits; a ``BeatAnswer`` is given as it is. ``beats`` holds (loop time, beat) of every call.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    then: Step = "admit"
+    epoch: int = 1
+    lease_seconds: float = 20.0
+    beats: list[tuple[float, Heartbeat]] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+
+    def of(self, turn_id: str) -> list[tuple[float, str]]:
+        """(loop time, phase) of every beat of one turn."""
+        return [(at, beat.phase) for at, beat in self.beats if beat.turn_id == turn_id]
+
+    async def beat(self, beat: Heartbeat) -> BeatAnswer:
+        self.beats.append((asyncio.get_running_loop().time(), beat))
+        step = self.steps.pop(0) if self.steps else self.then
+        if isinstance(step, BeatAnswer):
+            return step
+        if isinstance(step, asyncio.Event):
+            await step.wait()
+        elif step == "raise":
+            raise RunnerError("plane_unavailable", "scripted")
+        elif step == "crash":
+            raise ConnectionResetError("scripted")
+        elif step == "hang":
+            await asyncio.Event().wait()
+        elif step in ("refuse", "owned"):
+            owner = beat.replica_id if step == "refuse" else "another"
+            return BeatAnswer(False, False, owner, 0, self.lease_seconds)
+        current = beat.phase in ("running", "paused")
+        return BeatAnswer(True, current, beat.replica_id, self.epoch, self.lease_seconds)
+
+    async def release_replica(self, replica_id: str) -> int:
+        self.released.append(replica_id)
+        return 0
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,280 @@
+"""The decision of one beat (DESIGN 3.1.4): the table case by case, then what holds for every sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runner.rules.lease import (
+    FREE,
+    REFUSALS,
+    TOMBSTONES_KEPT,
+    BeatAnswer,
+    Heartbeat,
+    Move,
+    Phase,
+    SessionLease,
+    decide,
+    move,
+    release,
+)
+
+LEASE = 20.0
+
+
+def beat(turn: str, replica: str = "r1", phase: Phase = "running", **more) -> Heartbeat:
+    return Heartbeat("p", "s", turn, replica, phase, **more)
+
+
+def after(*beats: Heartbeat, lease: SessionLease = FREE, now: float = 0.0) -> SessionLease:
+    for one in beats:
+        lease, answer = decide(lease, one, now, LEASE)
+        assert answer.admitted, one
+    return lease
+
+
+def refused(lease: SessionLease, one: Heartbeat, now: float = 0.0) -> BeatAnswer:
+    unchanged, answer = decide(lease, one, now, LEASE)
+    assert unchanged is lease
+    assert (answer.admitted, answer.is_current_turn, answer.epoch) == (False, False, 0)
+    return answer
+
+
+def test_the_first_beat_takes_the_three_keys_and_stamps_the_start_once():
+    lease, answer = decide(FREE, beat("t1", epoch_floor=7), 5.0, LEASE)
+    assert answer == BeatAnswer(True, True, "r1", 8, LEASE)
+    assert (lease.owner, lease.alive, lease.running) == ("r1", "t1", "t1")
+    assert (lease.expires_at, lease.started_at) == (25.0, 5.0)
+    lease, answer = decide(lease, beat("t1"), 9.0, LEASE)
+    assert (answer.epoch, lease.expires_at, lease.started_at) == (8, 29.0, 5.0)
+
+
+def test_a_second_turn_is_refused_and_changes_nothing_case_b1():
+    lease = after(beat("t1"))
+    assert refused(lease, beat("t2")).owner == "r1"
+    refused(lease, beat("t2", phase="ended"))
+    refused(lease, beat("t2", phase="paused"))
+    refused(lease, beat("t2", phase="parked"))
+
+
+def test_another_replica_is_refused_and_told_the_owner_case_b11():
+    lease = after(beat("t1"))
+    for phase in ("running", "paused", "parked", "ended"):
+        assert refused(lease, beat("t2", "r2", phase)).owner == "r1"
+        assert refused(lease, beat("t1", "r2", phase)).owner == "r1"
+
+
+def test_another_replica_is_refused_while_paused_or_parked():
+    paused = after(beat("t1"), beat("t1", phase="paused"))
+    assert refused(paused, beat("t2", "r2")).owner == "r1"
+    parked = after(beat("t1"), beat("t1", phase="ended", seat_parked=True))
+    assert refused(parked, beat("t2", "r2")).owner == "r1"
+
+
+def test_an_ended_turn_never_comes_back():
+    lease = after(beat("t1"), beat("t1", phase="ended"))
+    assert lease == SessionLease(epoch=1, ended=("t1",))
+    for phase in ("running", "paused", "parked", "ended"):
+        refused(lease, beat("t1", phase=phase))
+    _, answer = decide(lease, beat("t2", "r2"), 0.0, LEASE)
+    assert (answer.admitted, answer.epoch) == (True, 2)
+
+
+def test_the_end_beat_keeps_the_owner_of_a_parked_seat_until_the_seat_is_gone():
+    lease, answer = decide(after(beat("t1")), beat("t1", phase="ended", seat_parked=True), 1.0, LEASE)
+    assert (answer.admitted, answer.is_current_turn, answer.owner) == (True, False, "r1")
+    assert (lease.owner, lease.alive, lease.running, lease.expires_at) == ("r1", None, None, 21.0)
+    lease, answer = decide(lease, beat("t1", phase="parked"), 9.0, LEASE)
+    assert (answer.admitted, lease.expires_at) == (True, 29.0)
+    refused(lease, beat("t0", phase="parked"))
+    refused(lease, beat("t1", "r2", phase="parked"))
+    assert after(beat("t1", phase="ended"), lease=lease).owner is None
+
+
+def test_a_parked_beat_that_overtakes_the_end_beat_ends_the_turn():
+    lease = after(beat("t1"), beat("t1", phase="parked"))
+    assert (lease.owner, lease.alive, lease.running, lease.ended) == ("r1", None, None, ("t1",))
+
+
+def test_a_pause_releases_running_and_keeps_alive():
+    lease, answer = decide(after(beat("t1")), beat("t1", phase="paused"), 3.0, LEASE)
+    assert (lease.owner, lease.alive, lease.running, lease.expires_at) == ("r1", "t1", None, 23.0)
+    assert (answer.admitted, answer.is_current_turn, answer.epoch) == (True, True, 1)
+    lease = after(beat("t1", phase="paused"), lease=lease, now=9.0)
+    assert lease.expires_at == 29.0
+    late = after(beat("t1"), lease=lease, now=9.0)
+    assert late.running is None
+
+
+def test_a_resume_is_admitted_while_its_predecessor_is_paused():
+    paused = after(beat("t1"), beat("t1", phase="paused"))
+    for resume in (beat("t2"), beat("t2", predecessor="t1")):
+        lease, answer = decide(paused, resume, 0.0, LEASE)
+        assert (answer.admitted, answer.epoch, lease.alive, lease.running) == (True, 2, "t2", "t2")
+        for phase in ("running", "paused", "parked", "ended"):
+            refused(lease, beat("t1", phase=phase))
+
+
+def test_a_hand_off_swaps_in_one_step_without_an_end_beat():
+    running = after(beat("t1"))
+    lease, answer = decide(running, beat("t2", predecessor="t1"), 1.0, LEASE)
+    assert (answer.admitted, answer.epoch) == (True, 2)
+    assert (lease.alive, lease.running, lease.started_at, lease.ended) == ("t2", "t2", 1.0, ("t1",))
+    refused(lease, beat("t1"))
+    refused(lease, beat("t1", phase="ended"))
+
+
+def test_a_hand_off_needs_a_predecessor_that_ended_is_mine_and_holds():
+    running = after(beat("t1"))
+    refused(running, beat("t2", predecessor="t0"))
+    refused(running, beat("t2", "r2", predecessor="t1"))
+    unchanged, answer = decide(running, beat("t2", predecessor="t1"), 0.0, LEASE, predecessor_ended=False)
+    assert unchanged is running
+    assert not answer.admitted
+
+
+def test_a_late_end_beat_of_the_predecessor_clears_nothing():
+    lease = after(beat("t1"), beat("t1", phase="ended", seat_parked=True), beat("t2"))
+    refused(lease, beat("t1", phase="ended"))
+    refused(lease, beat("t1", phase="parked"))
+
+
+def test_the_three_keys_expire_together_and_another_replica_takes():
+    for lease in (
+        after(beat("t1")),
+        after(beat("t1"), beat("t1", phase="paused")),
+        after(beat("t1"), beat("t1", phase="parked")),
+    ):
+        refused(lease, beat("t2", "r2"), now=19.99)
+        taken, answer = decide(lease, beat("t2", "r2"), 20.0, LEASE)
+        assert (answer.admitted, answer.owner, answer.epoch) == (True, "r2", 2)
+        assert refused(taken, beat("t1"), now=60.0).owner is None
+
+
+@pytest.mark.parametrize("phase", ["running", "paused", "parked"])
+def test_a_lapsed_lease_that_nobody_took_comes_back_with_its_epoch(phase: Phase):
+    """DESIGN 3.1.7: a single replica rides an outage out."""
+    lease = after(beat("t1"))
+    if phase != "running":
+        lease = after(beat("t1", phase=phase), lease=lease)
+    back, answer = decide(lease, beat("t1", phase=phase), 500.0, LEASE)
+    assert (answer.admitted, answer.owner, answer.epoch) == (True, "r1", 1)
+    assert (back.alive, back.running) == (lease.alive, lease.running)
+    assert (back.expires_at, back.started_at) == (520.0, 0.0)
+
+
+def test_the_same_turn_from_another_replica_gets_a_new_epoch():
+    _, answer = decide(after(beat("t1")), beat("t1", "r2"), 30.0, LEASE)
+    assert (answer.admitted, answer.epoch) == (True, 2)
+
+
+def test_a_lapsed_lease_can_still_be_ended():
+    lease = after(beat("t1"))
+    assert after(beat("t1", phase="ended"), lease=lease, now=50.0).ended == ("t1",)
+    assert after(beat("t1", phase="ended", seat_parked=True), lease=lease, now=50.0).owner == "r1"
+
+
+def test_releasing_a_replica_buries_its_turn():
+    lease = after(beat("t1"))
+    assert release(lease, "r2") is lease
+    freed = release(lease, "r1")
+    assert freed == SessionLease(epoch=1, ended=("t1",))
+    assert release(freed, "r1") is freed
+
+
+def test_tombstones_are_bounded():
+    lease = FREE
+    for n in range(3 * TOMBSTONES_KEPT):
+        lease = after(beat(f"t{n}"), beat(f"t{n}", phase="ended"), lease=lease)
+    assert len(lease.ended) == TOMBSTONES_KEPT
+    refused(lease, beat(f"t{3 * TOMBSTONES_KEPT - 1}"))
+
+
+TURNS = st.sampled_from([f"t{n}" for n in range(6)])
+REPLICAS = st.sampled_from(["r1", "r2"])
+BEATS = st.builds(
+    beat,
+    TURNS,
+    REPLICAS,
+    st.sampled_from(["running", "running", "paused", "parked", "ended"]),
+    predecessor=st.none() | TURNS,
+    epoch_floor=st.integers(0, 5),
+    seat_parked=st.booleans(),
+)
+
+
+class LeaseStory(RuleBasedStateMachine):
+    """Any beats of two replicas over any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lease = FREE
+        self.now = 0.0
+        self.holder: tuple[str, str] | None = None
+        self.granted = 0
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 19.0, 20.0, 90.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(one=BEATS)
+    def beats(self, one: Heartbeat) -> None:
+        before = self.lease.at(self.now)
+        chosen = move(before, one)
+        lease, answer = decide(self.lease, one, self.now, LEASE)
+        if not answer.admitted:
+            assert chosen in REFUSALS
+            assert lease is self.lease
+            return
+        assert chosen not in REFUSALS
+        assert before.owner in (None, one.replica_id), "a live owner is never overruled"
+        assert answer.owner == lease.owner
+        assert answer.is_current_turn == (lease.alive == one.turn_id)
+        if before.running is not None and lease.running not in (None, before.running):
+            assert one.predecessor == before.running, "only a hand-off that names it replaces a running turn"
+        if one.phase != "running":
+            assert before.alive in (None, one.turn_id), "nothing of another turn is released"
+            assert lease.running is None
+        if lease.running is not None:
+            self._running(one, answer)
+        self.lease = lease
+
+    def _running(self, one: Heartbeat, answer: BeatAnswer) -> None:
+        assert one.turn_id not in self.lease.ended, "a tombstoned turn never runs again"
+        if self.holder == (one.turn_id, one.replica_id):
+            assert answer.epoch >= self.granted
+        else:
+            assert answer.epoch > max(self.granted, one.epoch_floor)
+        self.holder, self.granted = (one.turn_id, one.replica_id), answer.epoch
+
+    @rule(replica=REPLICAS)
+    def released(self, replica: str) -> None:
+        lease = release(self.lease, replica)
+        if self.lease.owner != replica:
+            assert lease is self.lease
+        self.lease = lease
+
+    @precondition(lambda self: self.lease.owner is not None)
+    @rule()
+    def the_lease_runs_out_and_a_new_turn_takes_it(self) -> None:
+        self.now = max(self.now, self.lease.expires_at)
+        lease, answer = decide(self.lease, beat("new", "r3"), self.now, LEASE)
+        assert answer.admitted
+        assert answer.epoch == self.lease.epoch + 1
+        assert replace(lease, ended=()).running == "new"
+
+    @invariant()
+    def keys_belong_together(self) -> None:
+        lease = self.lease
+        assert lease.running in (None, lease.alive)
+        assert lease.alive is None or lease.owner is not None
+        assert lease.epoch >= self.granted
+        assert len(lease.ended) <= TOMBSTONES_KEPT
+        if lease.running is not None:
+            assert lease.running not in lease.ended
+
+
+TestLeaseStory = LeaseStory.TestCase
