@@ -1,0 +1,1 @@
+"""What the cell init is made of; standard library only, and of that only what starts fast."""

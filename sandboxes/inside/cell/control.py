@@ -1,0 +1,320 @@
+"""The control channel of a cell: JSON lines both ways over one stream socket.
+
+Requests carry an ``id`` that the reply repeats: ``{"id", "ok": true, …}`` or ``{"id", "ok": false, "error"}``.
+
+=========  ==========================================================  ===============================
+op         members                                                     reply
+=========  ==========================================================  ===============================
+spawn      argv, env, cwd, keep? [text], helpers? [text]               pid
+mark       turn                                                        count
+kill_turn  turn, seconds?, spare_agent?                                killed, survivors [pid]
+signal     signal                                                      delivered
+teardown   grace_seconds?, seconds?                                    proof, killed, survivors [pid]
+ps         turn?                                                       processes, truncated, agent
+=========  ==========================================================  ===============================
+
+Events have no id: ``ready`` {pid, subreaper}, ``exited`` {pid, code, signal}, ``fault`` {error}.
+The end of the channel, SIGTERM, SIGINT and SIGHUP tear the cell down at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+
+from cell.channel import Channel
+from cell.kill import Children, Teardown, TurnKill
+from cell.processes import command_line, descendants, living, read_stat
+from cell.spawn import SpawnError, close_on_exec, let_go_of_stdio, spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from cell.processes import Identity
+
+MAX_MARKS = 16
+MAX_LISTED = 2000
+LAST_WORDS_SECONDS = 1.0
+LINGER_SECONDS = 30.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class BadRequest(Exception):
+    """A request that cannot be carried out; the text is the reply's error."""
+
+
+class Init:
+    """Carries out requests one at a time; kills run as jobs between its waits."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._children = Children()
+        self._spawned = False
+        self._keep: tuple[str, ...] = ()
+        self._helpers: tuple[str, ...] = ()
+        self._marks: dict[str, set[Identity]] = {}
+        self._kills: list[tuple[Any, TurnKill]] = []
+        self._teardown: Teardown | None = None
+        self._teardown_ids: list[Any] = []
+        self._terminated = False
+
+    def run(self, subreaper: bool) -> NoReturn:
+        """Serve until the cell is torn down."""
+        wakeup = self._watch_signals()
+        self._channel.send({"event": "ready", "pid": os.getpid(), "subreaper": subreaper})
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        while True:
+            poll.register(self._channel.fileno(), self._channel.events)
+            ready = dict(poll.poll(self._timeout()))
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+            happened = ready.get(self._channel.fileno(), 0)
+            if happened & select.POLLOUT:
+                self._channel.flush()
+            if happened & ~select.POLLOUT:
+                for line in self._channel.receive():
+                    self._handle(line)
+            self._children.drain()
+            self._report_exit()
+            if self._terminated or self._channel.ended:
+                self._abandon(poll)
+            self._step()
+
+    def _timeout(self) -> int | None:
+        if self._teardown is not None or any(kill.busy for _, kill in self._kills):
+            return 2
+        return 0 if self._kills else None
+
+    def _watch_signals(self) -> int:
+        wakeup, alarm = os.pipe()
+        os.set_blocking(wakeup, False)
+        os.set_blocking(alarm, False)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._terminate)
+        return wakeup
+
+    def _terminate(self, number: int, frame: object) -> None:
+        self._terminated = True
+
+    def _abandon(self, poll: select.poll) -> None:
+        """Nobody listens or the init was told to go: no grace, no reply needed."""
+        if self._channel.ended:
+            try:
+                poll.unregister(self._channel.fileno())
+            except KeyError:
+                pass
+        if self._teardown is None:
+            self._teardown = Teardown(self._children, 0.0, time.monotonic() + LINGER_SECONDS)
+        self._teardown.hurry()
+
+    def _report_exit(self) -> None:
+        if self._children.agent_status is not None:
+            pid, status = self._children.agent_status
+            self._children.agent_status = None
+            code = os.waitstatus_to_exitcode(status)
+            how = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
+            self._channel.send({"event": "exited", "pid": pid, **how})
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        if self._teardown is not None:
+            outcome = self._teardown.step(now)
+            self._report_exit()
+            if outcome is not None:
+                self._finish(outcome)
+            return
+        for item in list(self._kills):
+            outcome = item[1].step(now)
+            if outcome is not None:
+                self._kills.remove(item)
+                self._channel.send({"id": item[0], "ok": True, **outcome})
+        self._report_exit()
+
+    def _finish(self, outcome: dict[str, object]) -> None:
+        for identity in self._teardown_ids:
+            self._channel.send({"id": identity, "ok": True, **outcome})
+        if outcome["proof"] is not None or self._channel.ended or self._terminated:
+            self._channel.flush_within(LAST_WORDS_SECONDS)
+            os._exit(0 if outcome["proof"] is not None else 1)
+        self._teardown_ids = []
+        self._teardown = Teardown(self._children, 0.0, time.monotonic() + LINGER_SECONDS)
+
+    def _handle(self, line: bytes | None) -> None:
+        identity: Any = None
+        try:
+            if line is None:
+                raise BadRequest("the line is too long")
+            try:
+                request = json.loads(line)
+            except (ValueError, RecursionError):
+                raise BadRequest("not a JSON line") from None
+            if not isinstance(request, dict):
+                raise BadRequest("not a JSON object")
+            identity = request.get("id")
+            operation = _OPERATIONS.get(_text(request, "op"))
+            if operation is None:
+                raise BadRequest("unknown op")
+            reply = operation(self, request)
+        except (BadRequest, SpawnError) as error:
+            reply = {"ok": False, "error": str(error)}
+        except Exception as error:
+            reply = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        if reply is not None:
+            self._channel.send({"id": identity, **reply})
+
+    def _spawn(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._spawned:
+            raise BadRequest("the agent was started already")
+        if self._teardown is not None:
+            raise BadRequest("the cell is being torn down")
+        argv, env = _texts(request, "argv"), request.get("env")
+        if (
+            not argv
+            or not argv[0]
+            or not isinstance(env, dict)
+            or not all(isinstance(value, str) for value in env.values())
+        ):
+            raise BadRequest("argv must name a program, env must be an object of strings")
+        keep, helpers = _texts(request, "keep"), _texts(request, "helpers")
+        if "" in keep + helpers:
+            raise BadRequest("an empty pattern would spare every process")
+        pid = spawn(argv, env, _text(request, "cwd"))
+        let_go_of_stdio()
+        self._spawned = True
+        self._keep, self._helpers = keep, helpers
+        stat = read_stat(pid)
+        self._children.agent = (pid, stat[3] if stat is not None else 0)
+        return {"ok": True, "pid": pid}
+
+    def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
+        turn = _text(request, "turn")
+        self._marks.pop(turn, None)
+        while len(self._marks) >= MAX_MARKS:
+            del self._marks[next(iter(self._marks))]
+        self._marks[turn] = living(os.getpid())
+        return {"ok": True, "count": len(self._marks[turn])}
+
+    def _kill_turn(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        if self._teardown is not None:
+            raise BadRequest("the cell is being torn down")
+        turn = _text(request, "turn")
+        if turn not in self._marks:
+            raise BadRequest("the turn has no mark")
+        deadline = time.monotonic() + _seconds(request, "seconds", 1.0)
+        spare = request.get("spare_agent", True) is not False
+        job = TurnKill(self._children, self._marks[turn], deadline, spare, self._keep, self._helpers)
+        self._kills.append((request.get("id"), job))
+        return None
+
+    def _signal(self, request: dict[str, Any]) -> dict[str, Any]:
+        number = request.get("signal")
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 < number < signal.NSIG:
+            raise BadRequest("signal must be a signal number")
+        self._children.drain()
+        if self._children.agent is None:
+            return {"ok": True, "delivered": False}
+        os.kill(self._children.agent[0], number)
+        return {"ok": True, "delivered": True}
+
+    def _tear_down(self, request: dict[str, Any]) -> None:
+        now = time.monotonic()
+        grace = _seconds(request, "grace_seconds", 0.0)
+        deadline = now + max(grace, _seconds(request, "seconds", 5.0))
+        for identity, _ in self._kills:
+            self._channel.send({"id": identity, "ok": False, "error": "the cell is being torn down"})
+        self._kills.clear()
+        self._teardown_ids.append(request.get("id"))
+        if self._teardown is None:
+            self._teardown = Teardown(self._children, now + grace, deadline)
+        else:
+            self._teardown.hurry()
+
+    def _ps(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._children.drain()
+        entries = descendants(os.getpid())
+        marks = list(self._marks.values())
+        turn = request.get("turn")
+        kept = self._marks.get(turn, set()) if isinstance(turn, str) else marks[-1] if marks else set()
+        processes = [
+            {
+                "pid": entry.pid,
+                "ppid": entry.parent,
+                "start": entry.start,
+                "state": entry.state,
+                "command": command_line(entry.pid)[:200],
+                "marked": (entry.pid, entry.start) in kept,
+            }
+            for entry in entries[:MAX_LISTED]
+        ]
+        agent = self._children.agent[0] if self._children.agent is not None else None
+        return {"ok": True, "processes": processes, "truncated": len(entries) > MAX_LISTED, "agent": agent}
+
+
+_OPERATIONS = {
+    "spawn": Init._spawn,
+    "mark": Init._mark,
+    "kill_turn": Init._kill_turn,
+    "signal": Init._signal,
+    "teardown": Init._tear_down,
+    "ps": Init._ps,
+}
+
+
+def _text(request: dict[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a string")
+    return value
+
+
+def _texts(request: dict[str, Any], name: str) -> tuple[str, ...]:
+    value = request.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise BadRequest(f"{name} must be a list of strings")
+    return tuple(value)
+
+
+def _seconds(request: dict[str, Any], name: str, default: float) -> float:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
+        raise BadRequest(f"{name} must be between 0 and 3600")
+    return float(value)
+
+
+def become_subreaper() -> bool:
+    """Let every orphan of the cell become this process's child; False where the system has no such thing."""
+    try:
+        import ctypes
+
+        return int(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+    except (ImportError, OSError, AttributeError):
+        return os.getpid() == 1
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """``--control-fd N``; never returns."""
+    if len(arguments) != 2 or arguments[0] != "--control-fd" or not arguments[1].isdigit():
+        os.write(2, b"usage: init.py --control-fd N\n")
+        os._exit(2)
+    subreaper = become_subreaper()
+    close_on_exec()
+    try:
+        os.setsid()
+    except PermissionError:
+        pass
+    channel = Channel(int(arguments[1]))
+    try:
+        Init(channel).run(subreaper)
+    except BaseException as error:
+        channel.send({"event": "fault", "error": f"{type(error).__name__}: {error}"})
+        job = Teardown(Children(), 0.0, time.monotonic() + LINGER_SECONDS)
+        while job.step(time.monotonic()) is None:
+            time.sleep(0.002)
+        os._exit(1)
