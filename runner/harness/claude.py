@@ -60,6 +60,8 @@ SPEC: Final = HarnessSpec(
         "DISABLE_TELEMETRY": "1",
         "DISABLE_ERROR_REPORTING": "1",
         "DISABLE_AUTOUPDATER": "1",
+        # Otherwise each turn is followed by a model call that nobody reads.
+        "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
     },
     key_vars=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     setting_vars=("ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "IS_SANDBOX"),

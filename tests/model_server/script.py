@@ -17,7 +17,7 @@ inside a tool result counts.
 =====================  ==========================================================================
 
 A tool result without a later directive is answered ``TOOL_DONE`` and its text. Requests that
-offer no tools are auxiliary (titles, suggestions) and get ``AUXILIARY_TEXT``.
+offer no tools are auxiliary (titles) and get ``AUXILIARY_TEXT``, which is what a title request wants.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-AUXILIARY_TEXT = "auxiliary"
+AUXILIARY_TEXT = '{"title": "Auxiliary"}'
 HELD_TEXT = "holding"
 RELEASED_TEXT = " released"
 TOOL_DONE = "TOOLDONE"
