@@ -13,6 +13,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.harness.installer import install
+from tests.model_server import ModelServer
 
 REAL_HARNESSES = ("claude", "codex")
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "harnesses"
@@ -45,6 +46,21 @@ def installed_harnesses() -> InstalledHarnesses:
             said = "\n".join(lines)
             pytest.fail(f"{error.message}\nTry: acp-runner harness install {name} --state-dir {CACHE}\n{said}")
     return InstalledHarnesses(CACHE)
+
+
+def model_variables(name: str, model: ModelServer) -> dict[str, str]:
+    """What a dispatch's ``env`` or ``secrets`` must hold for a real agent to talk to this model server.
+
+    The Codex model is one that it knows: for any other it adds a warning to each turn's text.
+    """
+    if name == "claude":
+        return {"ANTHROPIC_API_KEY": "key-of-the-test", "ANTHROPIC_BASE_URL": model.url}
+    return {
+        "OPENAI_API_KEY": "key-of-the-test",
+        "OPENAI_BASE_URL": model.openai_url,
+        "CODEX_MODEL": "gpt-5.4",
+        "CODEX_MAX_RETRIES": "0",
+    }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
