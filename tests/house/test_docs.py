@@ -25,7 +25,7 @@ def page_id(path: Path) -> str:
 
 def help_of(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "runner.cli.main", *words, "--help"],
+        [sys.executable, "-c", "from runner.cli.main import main; main()", *words, "--help"],
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
