@@ -1,1 +1,1 @@
-"""server"""
+"""The HTTP server: an aiohttp application over the port of the sessions."""

@@ -1,0 +1,40 @@
+"""``GET /v1/sessions/{session_id}/events``: history behind a cursor, then live events (DESIGN 4)."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from runner.errors import RunnerError
+from runner.server.context import CALLER, CONTEXT, path_id, query
+from runner.server.sessions import cursor_of
+from runner.server.streams import Stream, accepted_form
+
+
+async def get_events(request: web.Request) -> web.StreamResponse:
+    """NDJSON, or server-sent events when ``Accept`` prefers them.
+
+    ``Last-Event-ID`` wins over ``after``: a browser that reconnects sends both, and only the header moved on.
+    """
+    parameters = query(request, "after", "follow")
+    session_id = path_id(request, "session_id")
+    follow = _follow(parameters.get("follow"))
+    after = cursor_of(request.headers.get("Last-Event-ID"), "Last-Event-ID") or cursor_of(
+        parameters.get("after"), "after"
+    )
+    form = accepted_form(request.headers.get("Accept", ""))
+    reader = await request.app[CONTEXT].sessions.follow(request[CALLER], session_id, after, follow)
+    try:
+        async with Stream(request, "sse" if form == "sse" else "ndjson", quick=not follow) as stream:
+            if await stream.relay(reader):
+                await stream.finish()
+    finally:
+        reader.close()
+    return stream.response
+
+
+def _follow(text: str | None) -> bool:
+    if text in (None, "0", "false"):
+        return False
+    if text in ("1", "true"):
+        return True
+    raise RunnerError("invalid_request", "follow: must be 0 or 1.", field="follow")

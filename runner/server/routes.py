@@ -1,0 +1,228 @@
+"""The one table of routes: the application is built from it, and so is its description."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from aiohttp import web
+
+from runner.server import events, interactions, ops, sessions, turns
+from runner.wire import views
+from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN: Final = "open"
+ANY: Final = "any"
+CURSOR_TEXT: Final = r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$"
+
+_CURSOR: Final = {"type": "string", "pattern": CURSOR_TEXT}
+_LIMIT: Final = {"type": "integer", "minimum": 1, "maximum": 1000, "default": 200}
+_STATUS: Final = {"type": "string", "enum": ["pending", "answered", "consumed", "cancelled", "expired"]}
+_FOLLOW: Final = {"type": "string", "enum": ["0", "1", "true", "false"], "default": "0"}
+_PAGE: Final = {"type": "string", "minLength": 1, "maxLength": 1024}
+_ID: Final = {"type": "string", "pattern": ID_TEXT}
+PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {"session_id": _ID, "interaction_id": _ID}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: its shape, and whether it also comes as a stream of ``views.Line``."""
+
+    text: str
+    shape: Any
+    stream: bool = False
+    json: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation. ``scope`` is what its token needs: ``open`` no token, ``any`` any token."""
+
+    method: str
+    path: str
+    handler: Handler
+    scope: str
+    name: str
+    summary: str
+    answers: dict[int, Answer]
+    errors: tuple[int, ...] = ()
+    body: Any = None
+    body_required: bool = True
+    query: dict[str, dict[str, Any]] = field(default_factory=dict)
+    headers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_SESSION: Final = "/v1/sessions/{session_id}"
+_COMMAND: Final = {
+    200: Answer("Nothing is left to do, or the settled outcome.", views.CommandReply),
+    202: Answer("The turn is stopping.", views.CommandReply),
+}
+
+# The hot route comes first: the router tries routes of one prefix in this order.
+ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        f"{_SESSION}/turns",
+        turns.post_turn,
+        "dispatch",
+        "dispatchTurn",
+        "Dispatch a prompt: a stream, or the result, or 202 with Prefer: respond-async.",
+        {
+            200: Answer("The stream, or with Accept: application/json the result.", views.Result, stream=True),
+            202: Answer("Runs without a reader (Prefer: respond-async).", views.Accepted),
+        },
+        (409, 410, 413, 422, 429, 503),
+        body=DispatchRequest,
+        headers={"Prefer": {"type": "string"}},
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/cancel",
+        sessions.cancel_session,
+        "dispatch",
+        "cancelTurn",
+        "Stop the session's turn; the sandbox stays warm.",
+        _COMMAND,
+        (404, 409, 410, 413, 503),
+        body=CancelRequest,
+        body_required=False,
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/events",
+        events.get_events,
+        "read",
+        "readEvents",
+        "History behind a cursor; with follow=1 live events after it.",
+        {200: Answer("Events.", None, stream=True, json=False)},
+        (404, 410, 503),
+        query={"after": _CURSOR, "follow": _FOLLOW},
+        headers={"Last-Event-ID": _CURSOR},
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/records",
+        sessions.list_records,
+        "read",
+        "listRecords",
+        "The durable transcript.",
+        {200: Answer("Records.", views.RecordList)},
+        (404, 410, 503),
+        query={"after": _CURSOR, "limit": _LIMIT},
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/kill",
+        sessions.kill_session,
+        "dispatch",
+        "killSession",
+        "Destroy the session's sandbox; the session and its workspace stay.",
+        _COMMAND,
+        (404, 410, 413, 503),
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/interactions",
+        interactions.list_of_session,
+        "read",
+        "listSessionInteractions",
+        "The session's questions.",
+        {200: Answer("Questions.", views.InteractionList)},
+        (404, 410, 503),
+        query={"status": _STATUS},
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/interactions/{{interaction_id}}/answer",
+        interactions.post_answer,
+        "dispatch",
+        "answerInteraction",
+        "Answer a question.",
+        {
+            200: Answer("The answer was used.", views.Interaction),
+            202: Answer("The answer is kept; its use is not confirmed yet.", views.Interaction),
+        },
+        (404, 409, 410, 413, 503),
+        body=AnswerRequest,
+    ),
+    Route(
+        "GET",
+        _SESSION,
+        sessions.view_session,
+        "read",
+        "viewSession",
+        "The session as it is now.",
+        {200: Answer("The session.", views.SessionView)},
+        (404, 410, 503),
+    ),
+    Route(
+        "DELETE",
+        _SESSION,
+        sessions.delete_session,
+        "dispatch",
+        "deleteSession",
+        "Kill and end the session; its workspace and home are removed.",
+        _COMMAND,
+        (404, 410, 413, 503),
+    ),
+    Route(
+        "GET",
+        "/v1/sessions",
+        sessions.list_sessions,
+        "read",
+        "listSessions",
+        "The project's sessions.",
+        {200: Answer("Sessions.", views.SessionList)},
+        (503,),
+        query={"limit": _LIMIT, "cursor": _PAGE},
+    ),
+    Route(
+        "GET",
+        "/v1/interactions",
+        interactions.list_inbox,
+        "read",
+        "listInteractions",
+        "The project's questions.",
+        {200: Answer("Questions.", views.InteractionList)},
+        (503,),
+        query={"status": _STATUS},
+    ),
+    Route(
+        "GET",
+        "/v1/pool",
+        ops.get_pool,
+        "operate",
+        "viewPool",
+        "Seats, spares and verdicts.",
+        {200: Answer("The pool.", views.PoolView)},
+    ),
+    Route(
+        "GET",
+        "/health",
+        ops.get_health,
+        OPEN,
+        "health",
+        "Whether the process lives; with a token what it offers.",
+        {200: Answer("It lives.", views.Health)},
+    ),
+    Route(
+        "GET",
+        "/ready",
+        ops.get_ready,
+        OPEN,
+        "ready",
+        "Whether turns can be dispatched here.",
+        {200: Answer("Ready.", views.Ready), 503: Answer("Not ready.", views.Ready)},
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        ops.get_openapi,
+        ANY,
+        "openapi",
+        "This description.",
+        {200: Answer("OpenAPI 3.1.", dict[str, Any])},
+    ),
+)

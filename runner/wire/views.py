@@ -1,0 +1,191 @@
+"""The shapes of what the server answers, for the API description (DESIGN 4.1). Nothing is converted by them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+_OPEN = ConfigDict(extra="allow")
+Outcome = Literal["completed", "cancelled", "paused", "failed", "lost", "absorbed"]
+
+
+@with_config(_OPEN)
+class Problem(TypedDict):
+    """An error before the first line of a stream."""
+
+    code: str
+    title: str
+    detail: str
+    retryable: bool
+    retry_after: NotRequired[float]
+    field: NotRequired[str]
+    current_execution_id: NotRequired[str | None]
+    recorded_decision: NotRequired[str | None]
+    owner: NotRequired[str | None]
+
+
+@with_config(_OPEN)
+class Failure(TypedDict):
+    """An error inside a stream or a result."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+@with_config(_OPEN)
+class Timings(TypedDict):
+    """Milliseconds since the request was received; null when that point was not reached."""
+
+    admitted_ms: float | None
+    ready_ms: float | None
+    first_update_ms: float | None
+    total_ms: float | None
+
+
+@with_config(_OPEN)
+class Result(TypedDict):
+    """What a prompt came to."""
+
+    ok: bool
+    session_id: str
+    turn_id: str | None
+    prompt_ids: list[str]
+    outcome: Outcome
+    stop_reason: str | None
+    cancel_settled: NotRequired[bool]
+    late_completion: NotRequired[bool]
+    context_lost: NotRequired[bool]
+    absorbed_by: NotRequired[str]
+    error: NotRequired[Failure | None]
+    text: str
+    usage: dict[str, Any] | None
+    start: str | None
+    reason: str | None
+    timings: Timings | dict[str, Any]
+
+
+@with_config(_OPEN)
+class Accepted(TypedDict):
+    """A prompt that runs without a reader."""
+
+    prompt_id: str
+    turn_id: NotRequired[str | None]
+    state: str
+
+
+@with_config(_OPEN)
+class Line(TypedDict):
+    """A line of a stream: an event, a ping or the one result."""
+
+    kind: Literal["event", "ping", "result"]
+    cursor: NotRequired[str]
+    turn_id: NotRequired[str | None]
+    prompt_id: NotRequired[str | None]
+    at: NotRequired[str]
+    type: NotRequired[str]
+    data: NotRequired[dict[str, Any]]
+    result: NotRequired[Result]
+
+
+@with_config(_OPEN)
+class CommandReply(TypedDict):
+    """What a Stop, kill or DELETE has done so far."""
+
+    command_id: NotRequired[str | None]
+    state: str
+    turn_id: NotRequired[str | None]
+    cancelled_prompts: NotRequired[list[str]]
+    outcome: NotRequired[Literal["stopped", "not_running", "superseded", "failed", "lost"] | None]
+
+
+@with_config(_OPEN)
+class Interaction(TypedDict):
+    """A question to a human."""
+
+    interaction_id: str
+    session_id: str
+    turn_id: str | None
+    status: Literal["pending", "answered", "consumed", "cancelled", "expired"]
+    kind: str
+    tool_call: dict[str, Any] | None
+    options: list[dict[str, Any]]
+    created_at: str
+    expires_at: str | None
+    answer: NotRequired[dict[str, Any] | None]
+
+
+@with_config(_OPEN)
+class SessionView(TypedDict):
+    """A session as it is now."""
+
+    session_id: str
+    state: Literal["idle", "running", "awaiting_approval", "stopping", "ended"]
+    running_turn: str | None
+    stopping: bool
+    queue: list[Any]
+    pool: dict[str, Any] | None
+    harness: str | None
+    sandbox: dict[str, Any] | None
+    isolation: str | None
+    last_turn: dict[str, Any] | None
+    open_interactions: list[Any]
+    usage: dict[str, Any] | None
+    created_at: str
+    updated_at: str
+
+
+@with_config(_OPEN)
+class Record(TypedDict):
+    """A durable item of a session's history."""
+
+    record_id: str
+    session_id: str
+    turn_id: str | None
+    cursor: str
+    type: str
+    data: dict[str, Any]
+    at: str
+
+
+class SessionList(TypedDict):
+    """A page of sessions."""
+
+    items: list[SessionView]
+    next_cursor: str | None
+
+
+class RecordList(TypedDict):
+    """A page of records."""
+
+    items: list[Record]
+    next_cursor: str | None
+
+
+class InteractionList(TypedDict):
+    """Questions."""
+
+    items: list[Interaction]
+    next_cursor: str | None
+
+
+@with_config(_OPEN)
+class PoolView(TypedDict):
+    """Seats, spares and verdicts."""
+
+
+@with_config(_OPEN)
+class Health(TypedDict):
+    """``status`` and ``version`` for everybody, the rest with a token."""
+
+    status: str
+    version: str
+
+
+@with_config(_OPEN)
+class Ready(TypedDict):
+    """Whether turns can be dispatched here."""
+
+    ready: bool
