@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.redaction import MASK
+from runner.resources import state_dir as state_dir
 
 log = logging.getLogger("runner.config")
 
@@ -307,13 +308,6 @@ NOT_BUILT: Final[dict[str, tuple[Any, ...]]] = {
     "records.retention_days": (0,),
     "pool.spares": (0,),
 }
-
-
-def state_dir(environ: Mapping[str, str]) -> Path:
-    """``$ACP_RUNNER_STATE_DIR``, default ``~/.local/state/acp-runner``; absolute."""
-    named = environ.get("ACP_RUNNER_STATE_DIR")
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-    return Path(named).expanduser().absolute() if named else home / ".local" / "state" / "acp-runner"
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:

@@ -1,4 +1,4 @@
-"""Where the files that travel with the package are: ``sandboxes/`` and ``patches/`` (DESIGN 6).
+"""Where things are: the state directory, and the files that travel with the package (DESIGN 5, 6).
 
 A wheel carries them as ``runner/_bundled/<name>`` (force-included in ``pyproject.toml``). A checkout, and so an
 editable installation, has them beside the package. Both are real directories: wheels are unpacked when installed.
@@ -6,6 +6,7 @@ editable installation, has them beside the package. Both are real directories: w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,3 +26,10 @@ def resource_path(*parts: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"the installation of acp-runner lacks {path}")
     return path
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """``$ACP_RUNNER_STATE_DIR``, default ``~/.local/state/acp-runner``; absolute."""
+    named = environ.get("ACP_RUNNER_STATE_DIR")
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    return Path(named).expanduser().absolute() if named else home / ".local" / "state" / "acp-runner"
