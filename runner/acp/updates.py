@@ -1,0 +1,121 @@
+"""ACP updates to our events (DESIGN 4.1), grouped so that a run of text chunks is handled as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from runner.wire.codec import to_json
+
+NOTICE_BYTES: Final = 8 * 1024
+TEXT_KINDS: Final = {"agent_message_chunk": "message", "agent_thought_chunk": "thought"}
+TOOL_KINDS: Final = frozenset({"tool_call", "tool_call_update"})
+
+Group = tuple[str, str | None, Any]
+"""``(kind, message_id, payload)``: kind is ``message`` or ``thought`` with a list of texts, ``tool`` with the fields
+of a tool call, or the name of an event type with its data."""
+
+
+def grouped(batch: list[dict[str, Any]]) -> Iterator[Group]:
+    """The batch as groups, in order. Never raises: what cannot be understood becomes a ``notice``."""
+    texts: list[str] = []
+    open_kind: str | None = None
+    open_id: str | None = None
+    for update in batch:
+        name = update.get("sessionUpdate")
+        kind = TEXT_KINDS.get(name) if isinstance(name, str) else None
+        if kind is not None:
+            content = update.get("content")
+            text = content.get("text") if isinstance(content, dict) else None
+            if isinstance(text, str) and content is not None and content.get("type") == "text":
+                message_id = update.get("messageId")
+                if texts and (kind != open_kind or message_id != open_id):
+                    yield open_kind or kind, open_id, texts
+                    texts = []
+                open_kind, open_id = kind, message_id if isinstance(message_id, str) else None
+                texts.append(text)
+                continue
+        if texts:
+            yield open_kind or "message", open_id, texts
+            texts = []
+        group = _single(name, update)
+        if group is not None:
+            yield group
+    if texts:
+        yield open_kind or "message", open_id, texts
+
+
+def _single(name: Any, update: dict[str, Any]) -> Group | None:
+    if name in TOOL_KINDS:
+        fields = tool_of(update)
+        return ("tool", None, fields) if fields is not None else _notice(name, update)
+    if name == "user_message_chunk":
+        return None
+    make = MAKERS.get(name) if isinstance(name, str) else None
+    made = make(update) if make is not None else None
+    return (made[0], None, made[1]) if made is not None else _notice(name, update)
+
+
+def tool_of(given: Any) -> dict[str, Any] | None:
+    """The fields of a tool call that are there, under our names; None when it has no id."""
+    if not isinstance(given, dict) or not isinstance(given.get("toolCallId"), str):
+        return None
+    fields: dict[str, Any] = {"tool_call_id": given["toolCallId"]}
+    for ours, theirs in (("title", "title"), ("kind", "kind"), ("status", "status")):
+        if isinstance(given.get(theirs), str):
+            fields[ours] = given[theirs]
+    if given.get("rawInput") is not None:
+        fields["raw_input"] = given["rawInput"]
+    for name in ("content", "locations"):
+        if isinstance(given.get(name), list):
+            fields[name] = given[name]
+    if given.get("rawOutput") is not None:
+        fields["raw_output"] = given["rawOutput"]
+    return fields
+
+
+def _plan(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    entries = update.get("entries")
+    return ("plan", {"entries": entries}) if isinstance(entries, list) else None
+
+
+def _usage(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    known: dict[str, Any] = {name: update[name] for name in ("used", "size", "cost") if name in update}
+    return "usage", known
+
+
+def _mode(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "session_info", {"mode": update.get("currentModeId")}
+
+
+def _options(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "session_info", {"config_options": update.get("configOptions")}
+
+
+def _commands(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "session_info", {"available_commands": update.get("availableCommands")}
+
+
+def _info(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "session_info", {name: value for name, value in update.items() if name not in ("sessionUpdate", "_meta")}
+
+
+MAKERS: Final[dict[str, Callable[[dict[str, Any]], tuple[str, dict[str, Any]] | None]]] = {
+    "plan": _plan,
+    "usage_update": _usage,
+    "current_mode_update": _mode,
+    "config_option_update": _options,
+    "available_commands_update": _commands,
+    "session_info_update": _info,
+}
+
+
+def _notice(name: Any, update: dict[str, Any]) -> Group:
+    """An update that has no event of its own, bounded."""
+    raw = to_json(update)
+    data: dict[str, Any] = {"kind": name if isinstance(name, str) else "unknown"}
+    if len(raw) <= NOTICE_BYTES:
+        data["update"] = update
+    else:
+        data["truncated"] = True
+    return "notice", None, data
