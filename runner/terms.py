@@ -133,3 +133,7 @@ class EventType(StrEnum):
     ERROR = "error"
     RESYNC = "resync"
     DONE = "done"
+
+
+TERMINAL_TOOL_STATUSES = frozenset({"completed", "failed", "cancelled"})
+"""Statuses behind which a tool call's record is written."""

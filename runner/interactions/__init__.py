@@ -1,1 +1,1 @@
-"""interactions"""
+"""Permission requests: policy, then an answer or a durable question."""

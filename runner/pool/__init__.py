@@ -1,1 +1,1 @@
-"""pool"""
+"""Seats of live sandboxes: checkout, parking, expiry and proven teardown."""

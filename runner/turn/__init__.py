@@ -1,1 +1,1 @@
-"""turn"""
+"""Drives one ACP prompt, settles it, and fans its events out."""

@@ -1,0 +1,220 @@
+"""The pool's shell: performs what the book decides, proves teardowns, wakes at expiries (DESIGN 3.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from runner.clock import Clock, rfc3339
+from runner.rules.pool import Book, Cold, Key, Seat
+from runner.rules.reuse import Parked
+from runner.sandbox.port import Gone, Sandbox
+from runner.tasks import Tasks
+from runner.terms import SeatState
+
+log = logging.getLogger("runner.pool")
+RETRY_SECONDS: Final = 5.0
+TEARDOWN_WAIT_SECONDS: Final = 15.0
+
+
+class Occupant(Protocol):
+    """What lives in a seat, as far as the pool cares."""
+
+    seat: Seat
+    exited: bool
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox to tear down."""
+        ...
+
+    def watch_idle(self, on_exit: Callable[[], None]) -> None:
+        """Parked idle: call ``on_exit`` when the agent exits by itself."""
+        ...
+
+    def take(self) -> None:
+        """A turn took it."""
+        ...
+
+    def leave(self) -> None:
+        """It is being torn down."""
+        ...
+
+
+L = TypeVar("L", bound=Occupant)
+
+
+class Pool(Generic[L]):
+    """Owner of every live sandbox of this replica.
+
+    ``on_removed(live, verdict)`` is called when a parked seat leaves the map for a reason of the pool's own: expiry,
+    eviction, or an agent that exited by itself.
+    """
+
+    def __init__(self, book: Book, clock: Clock, on_removed: Callable[[L, str], None]) -> None:
+        self.book = book
+        self._clock = clock
+        self.on_removed = on_removed
+        self._live: dict[str, L] = {}
+        self._teardowns: dict[str, asyncio.Task[bool]] = {}
+        self._tasks = Tasks("pool")
+        self._timer: asyncio.TimerHandle | None = None
+        self.unproven = 0
+
+    def attach(self, live: L) -> None:
+        """A sandbox started for a booked seat."""
+        self._live[live.seat.seat_id] = live
+
+    def live(self, key: Key) -> L | None:
+        """The session's live seat, whatever its state."""
+        seat = self.book.seats.get(key)
+        return self._live.get(seat.seat_id) if seat is not None else None
+
+    def warm(self, key: Key) -> L | None:
+        """The session's idle seat."""
+        seat = self.book.seats.get(key)
+        return self._live.get(seat.seat_id) if seat is not None and seat.state is SeatState.IDLE else None
+
+    def busy(self, key: Key) -> bool:
+        """Whether the session's seat is busy: the backstop of admission."""
+        seat = self.book.seats.get(key)
+        return seat is not None and seat.state is SeatState.BUSY
+
+    async def make_room(self, cold: Cold) -> bool:
+        """Destroy whom the book removed and wait for the teardowns that the newcomer needs; False when one hangs."""
+        for goner in cold.goners:
+            gone = self._live.get(goner.seat_id)
+            self._teardown(goner)
+            if gone is not None and goner.key != cold.seat.key:
+                self.on_removed(gone, "evicted")
+        waits = {self._teardowns[seat_id] for seat_id in cold.waits if seat_id in self._teardowns}
+        if not waits:
+            return True
+        _, pending = await asyncio.wait(waits, timeout=TEARDOWN_WAIT_SECONDS)
+        return not pending
+
+    def park(self, live: L, parked: Parked) -> None:
+        """Park the seat; from now on an agent that exits by itself frees it at once."""
+        self.book.park(live.seat, parked, self._clock.monotonic())
+        if parked.state is SeatState.IDLE:
+            live.watch_idle(lambda: self.agent_exited(live))
+        self._arm()
+
+    def agent_exited(self, live: L) -> None:
+        """The agent of a parked seat exited (case L3)."""
+        live.exited = True
+        if self.book.holds(live.seat):
+            self.destroy(live.seat, "agent_exited")
+            self.on_removed(live, "agent_exited")
+
+    def destroy(self, seat: Seat, verdict: str) -> asyncio.Task[bool] | None:
+        """Take the seat out of the map, then tear its sandbox down in the background; None when it had none."""
+        if self.book.holds(seat):
+            self.book.remove(seat, verdict)
+        return self._teardown(seat)
+
+    def discard(self, seat: Seat, verdict: str) -> None:
+        """A booked seat never got a sandbox."""
+        if self.book.holds(seat):
+            self.book.remove(seat, verdict)
+        self.book.torn(seat.seat_id)
+
+    def _teardown(self, seat: Seat) -> asyncio.Task[bool] | None:
+        known = self._teardowns.get(seat.seat_id)
+        if known is not None:
+            return known
+        live = self._live.pop(seat.seat_id, None)
+        if live is None:
+            self.book.torn(seat.seat_id)
+            return None
+        live.leave()
+        task = self._tasks.spawn(f"teardown {seat.seat_id}", self._prove(seat.seat_id, live.sandbox))
+        self._teardowns[seat.seat_id] = task
+        return task
+
+    async def teardowns_of(self, key: Key, seconds: float) -> bool:
+        """Wait for the teardowns of one session; False when one is not proven in time."""
+        tasks = {self._teardowns[torn.seat_id] for torn in self.book.tearing.values() if torn.key == key}
+        if not tasks:
+            return True
+        _, pending = await asyncio.wait(tasks, timeout=seconds)
+        return not pending
+
+    async def _prove(self, seat_id: str, sandbox: Sandbox) -> bool:
+        try:
+            while True:
+                gone = await self._destroyed(sandbox)
+                if gone.proven:
+                    self.book.torn(seat_id)
+                    return True
+                self.unproven += 1
+                log.error("sandbox %s would not die: %s left", seat_id, gone.survivors)
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._teardowns.pop(seat_id, None)
+
+    @staticmethod
+    async def _destroyed(sandbox: Sandbox) -> Gone:
+        try:
+            return await sandbox.destroy()
+        except Exception:
+            log.exception("a teardown failed")
+            return Gone(False, "error")
+
+    def _arm(self) -> None:
+        due = self.book.next_expiry()
+        if self._timer is not None:
+            if due is not None and self._timer.when() <= due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for seat in self.book.expired(self._clock.monotonic()):
+            live = self._live.get(seat.seat_id)
+            self.destroy(seat, "expired")
+            if live is not None:
+                self.on_removed(live, "expired")
+        self._arm()
+
+    def describe(self, project: str) -> list[dict[str, Any]]:
+        """The seats of one project for ``GET /v1/pool``."""
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        return [
+            {
+                "session_id": seat.key[1],
+                "seat_id": seat.seat_id,
+                "generation": seat.generation,
+                "provider": seat.provider,
+                "state": seat.state.value,
+                "start": seat.start,
+                "reason": seat.reason,
+                "turn_id": seat.turn_id,
+                "agent_pid": live.sandbox.agent_pid if (live := self._live.get(seat.seat_id)) else None,
+                "warm_until": warm_until(seat, now, now_ms),
+            }
+            for seat in [*self.book.seats.values(), *self.book.tearing.values()]
+            if seat.key[0] == project
+        ]
+
+    async def close(self, seconds: float = 10.0) -> bool:
+        """Destroy every seat; True when every teardown was proven in time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for seat in list(self.book.seats.values()):
+            self.destroy(seat, "shutdown")
+        proven = await self._tasks.join(seconds)
+        await self._tasks.close()
+        return proven
+
+
+def warm_until(seat: Seat, now: float, now_ms: int) -> str | None:
+    """When a parked seat expires, as an instant; None while it is busy."""
+    if seat.state not in (SeatState.IDLE, SeatState.AWAITING_APPROVAL):
+        return None
+    return rfc3339(now_ms + int((seat.expires_at - now) * 1000))

@@ -1,0 +1,39 @@
+"""Admission: is this prompt known, and what does the first heartbeat's answer mean (DESIGN 3.1)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from runner.errors import RunnerError
+
+
+class Lookup(StrEnum):
+    """What a prompt id means before any beat."""
+
+    NEW = "new"
+    ATTACH = "attach"
+
+
+def known_prompt(known_digest: str | None, digest: str) -> Lookup:
+    """A known id with the same content attaches, with other content it is a conflict (DESIGN 3.1.1).
+
+    Raises:
+        RunnerError: ``prompt_conflict``.
+    """
+    if known_digest is None:
+        return Lookup.NEW
+    if known_digest == digest:
+        return Lookup.ATTACH
+    raise RunnerError("prompt_conflict", "This prompt_id was already used with another content.")
+
+
+class Verdict(StrEnum):
+    """What a first answer makes of a turn."""
+
+    ADMITTED = "admitted"
+    REFUSED = "refused"
+
+
+def first_answer(*, admitted: bool, locally_busy: bool) -> Verdict:
+    """The plane decides; a seat that is busy here refuses as a backstop even when the plane did not (DESIGN 3.1.7)."""
+    return Verdict.ADMITTED if admitted and not locally_busy else Verdict.REFUSED

@@ -1,0 +1,212 @@
+"""The pool's one book: which seat serves a turn, who must go, and what may never be touched (DESIGN 3.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runner.rules.reuse import Parked, reuse_verdict
+from runner.terms import SeatState
+
+Key = tuple[str, str]
+
+
+class BookError(Exception):
+    """A move that the book forbids; nothing was changed."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One line of the book.
+
+    Attributes:
+        key: (project, session).
+        seat_id: unique name of the sandbox.
+        generation: grows with each sandbox of the session; an old generation's events are ignored.
+        state: see ``SeatState``; a ``destroyed`` seat is out of the map, counted until its teardown is proven.
+        facets: the fingerprint it was made with.
+        secrets_expire_at_ms: wall clock that bounds reuse, None when nothing expires.
+        parked_at, expires_at: loop times, meaningful while parked.
+    """
+
+    key: Key
+    seat_id: str
+    generation: int
+    provider: str
+    facets: Mapping[str, str]
+    secrets_expire_at_ms: int | None = None
+    state: SeatState = SeatState.BUSY
+    parked_at: float = 0.0
+    expires_at: float = 0.0
+    turn_id: str | None = None
+    start: str = "cold"
+    reason: str = "miss"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """This warm seat serves; it is busy from now on."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """A new seat was booked; destroy ``goners`` first, then wait for the ``torn`` seats' teardowns."""
+
+    seat: Seat
+    reason: str
+    goners: tuple[Seat, ...] = ()
+    waits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The session's seat is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Every seat is busy or awaits an approval."""
+
+
+@dataclass(slots=True)
+class Book:
+    """All seats of one replica. Only these methods change it, none awaits, each decides as a whole."""
+
+    max_seats: int
+    seats: dict[Key, Seat] = field(default_factory=dict)
+    tearing: dict[str, Seat] = field(default_factory=dict)
+    verdicts: dict[Key, str] = field(default_factory=dict)
+    generations: dict[Key, int] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> int:
+        """Seats that count against ``max_seats``, those being torn down too."""
+        return len(self.seats) + len(self.tearing)
+
+    def checkout(
+        self,
+        key: Key,
+        seat_id: str,
+        provider: str,
+        facets: Mapping[str, str],
+        now: float,
+        now_ms: int,
+        secrets_expire_at_ms: int | None = None,
+        turn_id: str | None = None,
+    ) -> Hit | Cold | Refused | Full:
+        """Decide how a turn gets its sandbox.
+
+        ``seat_id`` names the new seat when one is needed. A seat that awaits an approval must have been claimed by
+        ``claim_paused``: here it counts as busy.
+        """
+        seat = self.seats.get(key)
+        goner: Seat | None = None
+        reason = self.verdicts.get(key, "miss")
+        if seat is not None:
+            if seat.state is not SeatState.IDLE:
+                return Refused()
+            bound = _earlier(seat.secrets_expire_at_ms, secrets_expire_at_ms)
+            why = "expired" if seat.expires_at <= now else reuse_verdict(seat.facets, facets, bound, now_ms)
+            if why is None:
+                seat.state, seat.turn_id, seat.start, seat.reason = SeatState.BUSY, turn_id, "hit", "hit"
+                return Hit(seat)
+            goner, reason = seat, why
+        return self._book(key, seat_id, provider, facets, secrets_expire_at_ms, turn_id, goner, reason)
+
+    def _book(
+        self,
+        key: Key,
+        seat_id: str,
+        provider: str,
+        facets: Mapping[str, str],
+        secrets_expire_at_ms: int | None,
+        turn_id: str | None,
+        goner: Seat | None,
+        reason: str,
+    ) -> Cold | Full:
+        goners = [goner] if goner is not None else []
+        own_waits = [torn.seat_id for torn in self.tearing.values() if torn.key == key]
+        needed = self.taken + 1 - self.max_seats
+        waits = list(own_waits)
+        if needed > 0:
+            spare = list(own_waits) + [other for other in self.tearing if other not in own_waits]
+            freed = [goner.seat_id] if goner is not None else []
+            freed += spare
+            idle = sorted(
+                (s for s in self.seats.values() if s.state is SeatState.IDLE and s is not goner),
+                key=lambda s: s.parked_at,
+            )
+            while len(freed) < needed and idle:
+                victim = idle.pop(0)
+                goners.append(victim)
+                freed.append(victim.seat_id)
+            if len(freed) < needed:
+                return Full()
+            waits += [seat for seat in freed[:needed] if seat not in waits]
+        if goner is not None and goner.seat_id not in waits:
+            waits.append(goner.seat_id)
+        for gone in goners:
+            self.remove(gone, reason if gone is goner else "evicted")
+        generation = self.generations.get(key, 0) + 1
+        self.generations[key] = generation
+        seat = Seat(key, seat_id, generation, provider, facets, secrets_expire_at_ms, turn_id=turn_id, reason=reason)
+        self.seats[key] = seat
+        self.verdicts.pop(key, None)
+        return Cold(seat, reason, tuple(goners), tuple(waits))
+
+    def claim_paused(self, key: Key, turn_id: str) -> Seat | None:
+        """The seat that awaits an approval becomes busy for the turn that resumes it; None when there is none."""
+        seat = self.seats.get(key)
+        if seat is None or seat.state is not SeatState.AWAITING_APPROVAL:
+            return None
+        seat.state, seat.turn_id, seat.start, seat.reason = SeatState.BUSY, turn_id, "hit", "hit"
+        return seat
+
+    def park(self, seat: Seat, parked: Parked, now: float) -> None:
+        """A busy seat becomes idle or awaits an approval; its time counts from now, the end of the turn (case C10)."""
+        self._mine(seat)
+        if seat.state is not SeatState.BUSY:
+            raise BookError(f"a seat that is {seat.state} cannot be parked")
+        seat.state, seat.parked_at, seat.expires_at = parked.state, now, now + parked.seconds
+
+    def remove(self, seat: Seat, verdict: str) -> None:
+        """Take the seat out of the map before its teardown starts; it stays counted until ``torn``."""
+        self._mine(seat)
+        del self.seats[seat.key]
+        seat.state = SeatState.DESTROYED
+        self.tearing[seat.seat_id] = seat
+        self.verdicts[seat.key] = verdict
+
+    def torn(self, seat_id: str) -> None:
+        """The teardown is proven: the seat no longer counts."""
+        self.tearing.pop(seat_id, None)
+
+    def holds(self, seat: Seat) -> bool:
+        """Whether this very seat is still in the map."""
+        return self.seats.get(seat.key) is seat
+
+    def expired(self, now: float) -> list[Seat]:
+        """Parked seats whose time is over; a busy seat never is."""
+        parked = (SeatState.IDLE, SeatState.AWAITING_APPROVAL)
+        return [seat for seat in self.seats.values() if seat.state in parked and seat.expires_at <= now]
+
+    def next_expiry(self) -> float | None:
+        """When the next parked seat's time is over."""
+        parked = (SeatState.IDLE, SeatState.AWAITING_APPROVAL)
+        return min((seat.expires_at for seat in self.seats.values() if seat.state in parked), default=None)
+
+    def forget(self, key: Key) -> None:
+        """The session ended: nothing of it is remembered."""
+        self.verdicts.pop(key, None)
+        self.generations.pop(key, None)
+
+    def _mine(self, seat: Seat) -> None:
+        if self.seats.get(seat.key) is not seat:
+            raise BookError("the seat is not in the book")
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    known = [value for value in (one, other) if value is not None]
+    return min(known, default=None)

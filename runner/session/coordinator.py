@@ -1,0 +1,305 @@
+"""The sessions of one replica: admits prompts, applies commands, answers questions (DESIGN 3.1, 3.6, 3.7, 3.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from runner.errors import RunnerError, turn_in_use
+from runner.ids import valid_id
+from runner.interactions import desk
+from runner.leases.port import BeatAnswer
+from runner.rules import admission
+from runner.rules.pool import Key
+from runner.session import views
+from runner.session.commands import Commands
+from runner.session.effective import merged
+from runner.session.ending import refused_result
+from runner.session.history import HistoryReader, cursor_of, prompt_events, record_view
+from runner.session.paused import PausedChains
+from runner.session.port import Caller, PromptHandle, Reader, Reply
+from runner.session.prompts import DoneHandle, Handle, Prompt, content_digest
+from runner.session.registry import Registry
+from runner.session.run import Services, TurnRun
+from runner.session.session import Session
+from runner.terms import PromptState, StopReason
+from runner.turn.live import LiveSeat
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+
+log = logging.getLogger("runner.session")
+REMOVE_SECONDS: Final = 20.0
+MAX_LIMIT: Final = 1000
+
+
+class Coordinator:
+    """Implements ``session.port.Sessions`` for the sessions this replica owns."""
+
+    def __init__(self, services: Services, registry: Registry, facts: Callable[[], Mapping[str, Any]]) -> None:
+        self._services = services
+        self._registry = registry
+        self._facts = facts
+        self._chains = PausedChains(services, self._start)
+        self._commands = Commands(services, self._start)
+        self._runs: dict[str, tuple[Session, TurnRun]] = {}
+        self.draining = False
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def has_capacity(self) -> bool:
+        """Whether another turn may be dispatched."""
+        return not self.draining and len(self._runs) < self._services.settings.server.max_turns
+
+    def _start(self, session: Session, run: TurnRun) -> None:
+        """Give a turn its own supervisor task; it belongs to no request."""
+        self._runs[run.turn_id] = (session, run)
+        key = run.prompt.prompt_id if run.prompt is not None else run.turn_id
+        session.starting[key] = run
+        run.admitted.add_done_callback(lambda _: session.starting.pop(key, None))
+        task = self._services.tasks.spawn(f"turn {run.turn_id}", run.run())
+        task.add_done_callback(lambda _: self._turn_over(session, run))
+
+    def _turn_over(self, session: Session, run: TurnRun) -> None:
+        self._runs.pop(run.turn_id, None)
+        if not run.admitted.done():
+            run.admitted.set_exception(RunnerError("internal", "The runner stopped before the turn was admitted."))
+            run.admitted.exception()
+        if session.head.epoch == 0:
+            self._registry.forget(session)
+
+    async def dispatch(
+        self, caller: Caller, session_id: str, request: DispatchRequest, *, keep_on_disconnect: bool = False
+    ) -> PromptHandle:
+        """See ``session.port.Sessions.dispatch``."""
+        session = await self._registry.open(self._key(caller, session_id))
+        blocks = request.blocks()
+        digest = content_digest(blocks)
+        if request.prompt_id is not None:
+            known = await self._known(session, request.prompt_id, digest)
+            if known is not None:
+                return known
+        if not self.has_capacity():
+            raise self.at_capacity()
+        run = self._new_run(caller, session, request, blocks, digest, keep_on_disconnect)
+        self._start(session, run)
+        return await self._handle(session, run)
+
+    def _new_run(
+        self,
+        caller: Caller,
+        session: Session,
+        request: DispatchRequest,
+        blocks: list[dict[str, Any]],
+        digest: str,
+        keep: bool,
+    ) -> TurnRun:
+        services = self._services
+        effective = merged(session.effective, request, self._registry.vault, self._registry.limits)
+        if effective is not session.effective or services.pool.live(session.key) is None:
+            services.provisioner.check(effective, caller)
+        prompt = Prompt(
+            prompt_id=request.prompt_id or services.ids.mint("prompt"),
+            digest=digest,
+            content=blocks,
+            created_at=services.clock.now_ms(),
+            position=session.log.end,
+            result=asyncio.get_running_loop().create_future(),
+            keep=keep or request.keep_on_disconnect,
+        )
+        turn_id = request.turn_id or services.ids.mint("turn")
+        if turn_id in self._runs:
+            raise turn_in_use()
+        return TurnRun(services, session, turn_id=turn_id, prompt=prompt, effective=effective)
+
+    async def _handle(self, session: Session, run: TurnRun) -> PromptHandle:
+        assert run.prompt is not None
+        if await asyncio.shield(run.admitted):
+            return Handle(session, run.prompt)
+        error = turn_in_use()
+        result = refused_result(session.session_id, run.prompt.prompt_id, error.as_event())
+        return DoneHandle(run.prompt.prompt_id, None, PromptState.FAILED, result, [], error)
+
+    async def _known(self, session: Session, prompt_id: str, digest: str) -> PromptHandle | None:
+        """A known prompt is attached to without a beat (DESIGN 3.1.1)."""
+        starting = session.starting.get(prompt_id)
+        if starting is not None and starting.prompt is not None:
+            admission.known_prompt(starting.prompt.digest, digest)
+            return await self._handle(session, starting)
+        live = session.prompts.get(prompt_id)
+        if live is not None:
+            admission.known_prompt(live.digest, digest)
+            if live.state is PromptState.ACTIVE or not live.result.done():
+                return Handle(session, live)
+        row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
+        if row is None:
+            return None
+        admission.known_prompt(row.digest, digest)
+        await session.flush()
+        parts = await prompt_events(self._services.store, session, prompt_id)
+        result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
+        return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)
+
+    def at_capacity(self) -> RunnerError:
+        """The refusal of a replica that has no room for another turn."""
+        text = "The runner is shutting down." if self.draining else "The runner has as many turns as it may."
+        return RunnerError("runner_at_capacity", f"{text} Try again.", retry_after=1)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    async def cancel(self, caller: Caller, session_id: str, request: CancelRequest) -> Reply:
+        """See ``session.port.Sessions.cancel``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        return await self._commands.cancel(session, request)
+
+    async def kill(self, caller: Caller, session_id: str) -> Reply:
+        """See ``session.port.Sessions.kill``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        return await self._commands.kill(session, StopReason.KILL)
+
+    async def delete(self, caller: Caller, session_id: str) -> Reply:
+        """See ``session.port.Sessions.delete``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        now = self._services.clock.now_ms()
+        session.ended_at = now
+        await self._commands.kill(session, StopReason.DELETE)
+        await session.flush()
+        await self._services.store.save_session(session.row(now))
+        await self._services.store.delete_session_content(session.project, session.session_id)
+        for provider in self._services.provisioner.providers.values():
+            await provider.remove(session.project, session.session_id)
+        self._services.pool.book.forget(session.key)
+        return Reply(200, {"session_id": session.session_id, "state": session.state.value})
+
+    async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:
+        """See ``session.port.Sessions.answer``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        return await self._chains.answer(session, interaction_id, request)
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    async def view(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        """See ``session.port.Sessions.view``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        clock = self._services.clock
+        return views.live_view(session, self._services.pool, clock.monotonic(), clock.now_ms())
+
+    async def sessions(self, caller: Caller, limit: int, cursor: str | None) -> dict[str, Any]:
+        """See ``session.port.Sessions.sessions``."""
+        store, clock = self._services.store, self._services.clock
+        before = _page_cursor(cursor)
+        rows = await store.sessions(caller.project, limit + 1, before)
+        items = []
+        for row in rows[:limit]:
+            session = self._registry.known((row.project, row.session_id))
+            if session is not None and session.ended_at is None:
+                items.append(views.live_view(session, self._services.pool, clock.monotonic(), clock.now_ms()))
+            else:
+                last = await store.last_turn(row.project, row.session_id)
+                items.append(views.stored_view(row, last))
+        more = f"{rows[limit - 1].updated_at}~{rows[limit - 1].session_id}" if len(rows) > limit else None
+        return {"items": items, "next_cursor": more}
+
+    async def records(self, caller: Caller, session_id: str, after: str | None, limit: int) -> dict[str, Any]:
+        """See ``session.port.Sessions.records``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        cursor = cursor_of(after)
+        await session.flush()
+        rows = await self._services.store.records(session.project, session.session_id, cursor, limit + 1)
+        items = [record_view(row) for row in rows[:limit]]
+        return {"items": items, "next_cursor": items[-1]["cursor"] if len(rows) > limit else None}
+
+    async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> Reader:
+        """See ``session.port.Sessions.follow``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        return HistoryReader(self._services.store, session, cursor_of(after), follow)
+
+    async def interactions(self, caller: Caller, session_id: str | None, status: str | None) -> dict[str, Any]:
+        """See ``session.port.Sessions.interactions``."""
+        if session_id is not None:
+            await self._registry.existing(self._key(caller, session_id))
+        rows = await self._services.store.interactions(caller.project, session_id, status)
+        return {"items": [desk.view(row) for row in rows], "next_cursor": None}
+
+    def pool(self, caller: Caller) -> dict[str, Any]:
+        """See ``session.port.Sessions.pool``."""
+        book = self._services.pool.book
+        return {
+            "items": self._services.pool.describe(caller.project),
+            "next_cursor": None,
+            "max_seats": book.max_seats,
+            "taken": book.taken,
+            "tearing_down": len(book.tearing),
+            "spares": [],
+        }
+
+    def health(self) -> dict[str, Any]:
+        """See ``session.port.Sessions.health``."""
+        return {"status": "ok", "draining": self.draining, **self._facts()}
+
+    async def ready(self) -> dict[str, Any]:
+        """See ``session.port.Sessions.ready``."""
+        store = await self._services.store.ready()
+        ready = store and not self.draining
+        capacity = {"turns": len(self._runs), "max_turns": self._services.settings.server.max_turns}
+        return {"ready": ready, "store": store, "leases": True, "capacity": capacity, "draining": self.draining}
+
+    def _key(self, caller: Caller, session_id: str) -> Key:
+        if not valid_id(session_id):
+            raise RunnerError("invalid_request", "session_id: must match [A-Za-z0-9_-]{1,128}.", field="session_id")
+        return caller.project, session_id
+
+    # -- what the replica tells --------------------------------------------------------------------------------------
+
+    def paused(self, session: Session) -> None:
+        """A turn of the session ended as paused: watch its agent for what comes meanwhile."""
+        self._chains.watch(session)
+
+    def seat_removed(self, live: LiveSeat, verdict: str) -> None:
+        """The pool took a parked seat away."""
+        session = self._registry.known(live.seat.key)
+        if session is not None:
+            self._chains.seat_lost(session, live, verdict)
+
+    def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
+        """A later beat was answered "not current": that is a cancel (DESIGN 3.1.7)."""
+        entry = self._runs.get(turn_id)
+        if entry is not None:
+            owner = f" by {answer.owner}" if answer.owner else ""
+            entry[1].stop(StopReason.LEASE_LOST, RunnerError("superseded", f"The session was taken over{owner}."))
+
+    async def drain(self, seconds: float) -> None:
+        """Stop admitting, let turns finish for ``seconds``, then settle the rest (case M4)."""
+        self.draining = True
+        await self._wait_for_runs(seconds)
+        for _, run in list(self._runs.values()):
+            run.stop(StopReason.DRAIN)
+        await self._wait_for_runs(self._services.settings.turn.settle_seconds + 5)
+        for session in self._registry.all():
+            try:
+                await session.flush()
+            except RunnerError as error:
+                log.error("records of %s were not flushed: %s", session.session_id, error)
+
+    async def _wait_for_runs(self, seconds: float) -> None:
+        deadline = self._services.clock.monotonic() + seconds
+        while self._runs and (left := deadline - self._services.clock.monotonic()) > 0:
+            waits: list[asyncio.Future[Any]] = [
+                run.ended if run.admitted.done() else run.admitted for _, run in self._runs.values()
+            ]
+            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                await asyncio.sleep(0)
+
+
+def _lost() -> RunnerError:
+    return RunnerError("execution_lost", "The runner stopped before this prompt had a result.")
+
+
+def _page_cursor(cursor: str | None) -> tuple[int, str] | None:
+    if cursor is None:
+        return None
+    stamp, _, session_id = cursor.partition("~")
+    if not stamp.isdigit() or len(stamp) > 16 or not valid_id(session_id):
+        raise RunnerError("invalid_request", "cursor: not one that this list gave out.", field="cursor")
+    return int(stamp), session_id

@@ -1,0 +1,80 @@
+"""The result object of a turn (DESIGN 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runner.rules.turn import End
+from runner.terms import Outcome
+
+if TYPE_CHECKING:
+    from runner.session.run import TurnRun
+
+
+@dataclass(slots=True)
+class Times:
+    """Loop times of a turn's milestones."""
+
+    begun: float
+    admitted: float | None = None
+    ready: float | None = None
+    first_update: float | None = None
+
+    def timings(self, now: float) -> dict[str, float | None]:
+        """Milliseconds since the dispatch; None for what never happened."""
+        return {
+            "admitted_ms": self._ms(self.admitted),
+            "ready_ms": self._ms(self.ready),
+            "first_update_ms": self._ms(self.first_update),
+            "total_ms": self._ms(now),
+        }
+
+    def _ms(self, at: float | None) -> float | None:
+        return None if at is None else round((at - self.begun) * 1000, 3)
+
+
+def result_of(run: TurnRun, end: End, text: str, times: Times, now: float) -> dict[str, Any]:
+    """The result of an admitted turn."""
+    result: dict[str, Any] = {
+        "ok": end.outcome in (Outcome.COMPLETED, Outcome.PAUSED),
+        "session_id": run.session_id,
+        "turn_id": run.turn_id,
+        "prompt_ids": [run.prompt.prompt_id] if run.prompt is not None else [],
+        "outcome": end.outcome.value,
+        "stop_reason": end.stop_reason,
+    }
+    if end.outcome is Outcome.CANCELLED and end.settled is not None:
+        result["cancel_settled"] = end.settled
+    if end.late_completion:
+        result["late_completion"] = True
+    if run.context_lost:
+        result["context_lost"] = True
+    if end.error is not None:
+        result["error"] = end.error.as_event()
+    result |= {
+        "text": text,
+        "usage": dict(run.driver.usage) if run.driver is not None else {},
+        "start": run.start,
+        "reason": run.reason,
+        "timings": times.timings(now),
+    }
+    return result
+
+
+def refused_result(session_id: str, prompt_id: str, error: dict[str, Any]) -> dict[str, Any]:
+    """The failed result of a refused dispatch: no turn, nothing persisted (DESIGN 3.1.3, 4.2)."""
+    return {
+        "ok": False,
+        "session_id": session_id,
+        "turn_id": None,
+        "prompt_ids": [prompt_id],
+        "outcome": Outcome.FAILED.value,
+        "stop_reason": None,
+        "error": error,
+        "text": "",
+        "usage": {},
+        "start": None,
+        "reason": None,
+        "timings": {"admitted_ms": None, "ready_ms": None, "first_update_ms": None, "total_ms": None},
+    }

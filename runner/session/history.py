@@ -1,0 +1,146 @@
+"""Readers of a session's past: durable records first, then the live log, with nothing lost in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import orjson
+
+from runner.clock import rfc3339
+from runner.errors import RunnerError
+from runner.ids import format_cursor, parse_cursor
+from runner.session.port import ReaderCut, ReaderEnded
+from runner.session.session import Session
+from runner.store.port import RecordRow, Store
+from runner.terms import EventType
+from runner.turn.log import LogCut, LogEnded, LogReader
+from runner.wire.codec import EventFormatter, event_line, to_json
+
+PAGE: Final = 500
+Cursor = tuple[int, int]
+
+
+def cursor_of(text: str | None) -> Cursor | None:
+    """A client's cursor.
+
+    Raises:
+        RunnerError: ``invalid_request`` when it is not one.
+    """
+    if text is None:
+        return None
+    cursor = parse_cursor(text)
+    if cursor is None:
+        raise RunnerError("invalid_request", "after: must be a cursor such as 3.17.", field="after")
+    return cursor
+
+
+def record_view(row: RecordRow) -> dict[str, Any]:
+    """The record of DESIGN 4.1."""
+    return {
+        "record_id": row.record_id,
+        "session_id": row.session_id,
+        "turn_id": row.turn_id,
+        "cursor": format_cursor(row.epoch, row.n),
+        "type": row.type,
+        "data": orjson.loads(row.data),
+        "at": rfc3339(row.at),
+    }
+
+
+def as_event(row: RecordRow) -> bytes:
+    """A record as the event line that it stands for."""
+    formatter = EventFormatter(row.turn_id, row.prompt_id)
+    return formatter.line(format_cursor(row.epoch, row.n), rfc3339(row.at), row.type, row.data)
+
+
+async def prompt_events(store: Store, session: Session, prompt_id: str) -> list[bytes]:
+    """Event lines of an ended prompt, page by page."""
+    parts: list[bytes] = []
+    after: Cursor | None = None
+    while True:
+        rows = await store.records(session.project, session.session_id, after, PAGE)
+        lines = [as_event(row) for row in rows if row.prompt_id == prompt_id]
+        if lines:
+            parts.append(b"".join(lines))
+        if len(rows) < PAGE:
+            return parts
+        after = (rows[-1].epoch, rows[-1].n)
+
+
+class HistoryReader:
+    """History behind a cursor, then live events when following.
+
+    It subscribes to the log before it reads the store, so that nothing falls in between (DESIGN 3.9).
+    """
+
+    def __init__(self, store: Store, session: Session, after: Cursor | None, follow: bool) -> None:
+        self._store = store
+        self._session = session
+        self._after = after or (0, 0)
+        self._follow = follow
+        self._resync = self._after > (session.head.epoch, session.head.n)
+        if self._resync:
+            self._after = (0, 0)
+        self._log_reader = self._subscribe()
+        self._past = self._read_past()
+        self._in_past = True
+        self._open = True
+        if follow:
+            session.presence.count += 1
+
+    def _subscribe(self) -> LogReader:
+        log = self._session.log
+        self._covered = log.covers(self._after, self._session.log_since)
+        self._until = log.base_cursor if not self._covered else self._after
+        reader = log.reader()
+        reader.skip_to(self._after)
+        if not self._follow:
+            end = log.end
+            reader.end_when(lambda: reader.position >= end)
+        else:
+            reader.end_when(lambda: self._session.ended_at is not None and self._session.current is None)
+        return reader
+
+    async def _read_past(self) -> AsyncIterator[bytes]:
+        if self._resync:
+            yield resync_line(format_cursor(0, 0), rfc3339(self._session.clock.now_ms()))
+        if self._covered:
+            return
+        await self._session.flush()
+        after = self._after
+        while True:
+            rows = await self._store.records(self._session.project, self._session.session_id, after, PAGE)
+            due = [row for row in rows if self._until is None or (row.epoch, row.n) < self._until]
+            if due:
+                yield b"".join(as_event(row) for row in due)
+                after = (due[-1].epoch, due[-1].n)
+            if len(due) < PAGE:
+                break
+        self._log_reader.skip_to(max(after, self._after))
+
+    async def next(self, seconds: float) -> bytes | None:
+        """See ``session.port.Reader``."""
+        if self._in_past:
+            async for lines in self._past:
+                return lines
+            self._in_past = False
+        try:
+            return await self._log_reader.next(seconds)
+        except LogEnded:
+            raise ReaderEnded from None
+        except LogCut as cut:
+            raise ReaderCut(str(cut)) from None
+
+    def close(self) -> None:
+        """Detach; idempotent."""
+        if self._open:
+            self._open = False
+            self._log_reader.close()
+            if self._follow:
+                self._session.presence.left(self._session.clock.monotonic())
+
+
+def resync_line(start: str, at: str) -> bytes:
+    """Tells a reader to forget what it has: everything from ``start`` follows. It has no cursor of its own."""
+    return event_line(None, None, None, at, EventType.RESYNC, to_json({"from": start}))

@@ -1,0 +1,251 @@
+"""Chains that wait for a human: what the agent says meanwhile, the answer, the loss of the seat (DESIGN 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from runner.acp import updates
+from runner.acp.connection import Closed, Item, PermissionAsked, PermissionWithdrawn, PromptAnswered
+from runner.errors import RunnerError
+from runner.interactions import desk
+from runner.leases.port import Heartbeat
+from runner.rules import interaction, permission
+from runner.session.port import Reply
+from runner.session.run import Answering, Services, TurnRun
+from runner.session.session import Paused, Session
+from runner.store.port import InteractionRow
+from runner.terms import EventType, InteractionStatus, PromptState
+from runner.turn.live import LiveSeat, Question
+from runner.wire.models import AnswerRequest
+
+log = logging.getLogger("runner.session")
+CONSUMED_SECONDS: Final = 10.0
+HELD_ITEMS: Final = 10_000
+
+Start = Callable[[Session, TurnRun], None]
+
+
+class PausedChains:
+    """Watches paused agents and resumes their chains."""
+
+    def __init__(self, services: Services, start: Start) -> None:
+        self._services = services
+        self._start = start
+
+    # -- while paused ------------------------------------------------------------------------------------------------
+
+    def watch(self, session: Session) -> None:
+        """Take what the agent says while its chain is paused."""
+        paused = session.paused
+        if paused is None:
+            return
+        paused.live.inbox.on_items = lambda: self._items(session, paused)
+        self._items(session, paused)
+
+    def _items(self, session: Session, paused: Paused) -> None:
+        for item in paused.live.inbox.drain():
+            if isinstance(item, Closed):
+                self._services.pool.agent_exited(paused.live)
+                return
+            self._item(session, paused, item)
+        live = paused.live
+        answered = any(isinstance(item, PromptAnswered) for item in live.held)
+        if session.paused is paused and (answered or not live.questions):
+            self._resume(session, paused, ())
+        elif len(live.held) > HELD_ITEMS:
+            log.error("the paused agent of %s floods; its seat is destroyed", session.session_id)
+            self._services.pool.destroy(live.seat, "paused_flood")
+            self.seat_lost(session, live, "paused_flood")
+
+    def _item(self, session: Session, paused: Paused, item: Item) -> None:
+        match item:
+            case PermissionAsked():
+                self._ask(session, paused, item)
+            case PermissionWithdrawn():
+                self._withdrawn(session, paused, item)
+            case _:
+                paused.live.held.append(item)
+
+    def _ask(self, session: Session, paused: Paused, item: PermissionAsked) -> None:
+        """A permission that arrives while paused joins the paused turn's questions."""
+        reply = desk.decide(session.effective.policy, item.params)
+        if reply is not None:
+            self._reply(paused.live, item.key, reply)
+            return
+        tool_call = updates.tool_of(item.params.get("toolCall"))
+        row = desk.question(
+            project=session.project,
+            session_id=session.session_id,
+            turn_id=paused.turn_id,
+            interaction_id=self._services.ids.mint("int"),
+            generation=paused.live.seat.generation,
+            tool_call=session.redactor.tree(tool_call or {}),
+            options=item.params["options"],
+            now_ms=self._services.clock.now_ms(),
+        )
+        tool_call_id = tool_call["tool_call_id"] if tool_call else None
+        options = tuple(item.params["options"])
+        paused.questions[row.interaction_id] = row
+        paused.live.questions[row.interaction_id] = Question(row.interaction_id, item.key, tool_call_id, options)
+        session.journal(None, _prompt_id(paused)).event(EventType.INTERACTION_REQUESTED, desk.view(row))
+        self._services.tasks.spawn(f"save {row.interaction_id}", self._services.store.append([], [row]))
+
+    def _withdrawn(self, session: Session, paused: Paused, item: PermissionWithdrawn) -> None:
+        for question in list(paused.live.questions.values()):
+            if question.key == item.key:
+                del paused.live.questions[question.interaction_id]
+                row = paused.questions.pop(question.interaction_id, None)
+                if row is not None:
+                    self._close(session, paused, [row], InteractionStatus.CANCELLED)
+
+    @staticmethod
+    def _reply(live: LiveSeat, key: Any, reply: permission.Reply) -> None:
+        try:
+            if reply.result is not None:
+                live.connection.respond(key, reply.result)
+            else:
+                live.connection.respond_error(key, permission.DENY_ERROR, reply.message)
+        except ConnectionError:
+            log.debug("the paused agent went away before its permission request was answered")
+
+    def _close(
+        self, session: Session, paused: Paused, rows: list[InteractionRow], status: InteractionStatus
+    ) -> list[InteractionRow]:
+        closed = [desk.closed(row, status) for row in rows]
+        journal = session.journal(None, _prompt_id(paused))
+        for row in closed:
+            data = {"interaction_id": row.interaction_id, "status": row.status}
+            journal.event(EventType.INTERACTION_CLOSED, data)
+        self._services.tasks.spawn("close questions", self._services.store.append([], closed))
+        return closed
+
+    def _resume(self, session: Session, paused: Paused, answers: tuple[Answering, ...]) -> TurnRun:
+        run = TurnRun(
+            self._services,
+            session,
+            turn_id=self._services.ids.mint("turn"),
+            prompt=paused.prompt,
+            effective=session.effective,
+            resumes=paused,
+            answers=answers,
+        )
+        self._start(session, run)
+        return run
+
+    # -- the seat of a paused chain is gone --------------------------------------------------------------------------
+
+    def seat_lost(self, session: Session, live: LiveSeat, verdict: str) -> None:
+        """The warm seat went away: nobody can answer its open prompt any more, so the chain ends as failed."""
+        paused = session.paused
+        if paused is None or paused.live is not live:
+            return
+        session.paused = None
+        self._close(session, paused, list(paused.questions.values()), InteractionStatus.EXPIRED)
+        prompt = paused.prompt
+        journal = session.journal(None, _prompt_id(paused))
+        code = "harness_exited" if verdict == "agent_exited" else "sandbox_lost"
+        error = RunnerError(code, f"The sandbox that waited for an answer is gone ({verdict}).")
+        journal.event(EventType.ERROR, error.as_event())
+        rows = []
+        if prompt is not None:
+            prompt.state = PromptState.FAILED
+            data = {"prompt_id": prompt.prompt_id, "state": prompt.state.value}
+            journal.event(EventType.PROMPT_ENDED, data)
+            rows = [session.prompt_row(prompt, prompt.result.result() if prompt.result.done() else None)]
+        session.busy = False
+        session.journal(None, None).event(EventType.SESSION_IDLE, {})
+        self._services.tasks.spawn("chain lost", self._chain_lost(session, paused, rows))
+
+    async def _chain_lost(self, session: Session, paused: Paused, rows: list[Any]) -> None:
+        await self._services.store.append(session.take_records(), [], rows)
+        beat = Heartbeat(session.project, session.session_id, paused.turn_id, self._services.replica_id, "ended")
+        await self._services.beats.end(beat)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    async def answer(self, session: Session, interaction_id: str, request: AnswerRequest) -> Reply:
+        """Claim the answer, give it to the agent, and say whether that is confirmed (DESIGN 3.8)."""
+        row = await self._row(session, interaction_id)
+        given = {name: value for name, value in request.model_dump().items() if value is not None}
+        if interaction.claim(InteractionStatus(row.status), row.answer, given) == "repeat":
+            return Reply(200 if row.status == InteractionStatus.CONSUMED else 202, desk.view(row))
+        question = self._question(session, interaction_id)
+        if question is None:
+            raise RunnerError("interaction_closed", "The agent no longer waits for this answer.")
+        reply, denied = _reply_for(question, request)
+        answered = desk.closed(row, InteractionStatus.ANSWERED, given)
+        if not await self._services.store.answer_interaction(answered, InteractionStatus.PENDING):
+            newer = await self._row(session, interaction_id)
+            interaction.claim(InteractionStatus(newer.status), newer.answer, given)
+            return Reply(200 if newer.status == InteractionStatus.CONSUMED else 202, desk.view(newer))
+        return await self._deliver(session, Answering(answered, reply, denied))
+
+    async def _row(self, session: Session, interaction_id: str) -> InteractionRow:
+        row = await self._services.store.interaction(session.project, interaction_id)
+        if row is None or row.session_id != session.session_id:
+            raise RunnerError("not_found", f"There is no interaction {interaction_id}.")
+        return row
+
+    @staticmethod
+    def _question(session: Session, interaction_id: str) -> Question | None:
+        live = session.paused.live if session.paused is not None else None
+        if session.current is not None:
+            live = session.current.live
+        return live.questions.get(interaction_id) if live is not None else None
+
+    async def _deliver(self, session: Session, answering: Answering) -> Reply:
+        resuming = next((run for run in session.starting.values() if run.machine.resumes), None)
+        run = session.current or resuming
+        if run is not None and run.answer(answering):
+            return await self._confirmed(session, run, answering)
+        if session.paused is not None and run is None:
+            return await self._confirmed(session, self._resume(session, session.paused, (answering,)), answering)
+        return await self._unclaim(answering, "The agent no longer waits for this answer.")
+
+    async def _confirmed(self, session: Session, run: TurnRun, answering: Answering) -> Reply:
+        """Consumed once the resumed turn's row exists and the answer's frame was written whole."""
+        try:
+            async with asyncio.timeout(CONSUMED_SECONDS):
+                admitted = await asyncio.shield(run.admitted)
+                if admitted:
+                    await run.prepared()
+        except TimeoutError:
+            return Reply(202, desk.view(answering.row))
+        except RunnerError as error:
+            return await self._unclaim(answering, error.message)
+        if not admitted or not run.gave(answering.row.interaction_id):
+            return await self._unclaim(answering, "The session could not be resumed.")
+        row = desk.closed(answering.row, InteractionStatus.CONSUMED)
+        await self._services.store.append([], [row])
+        written = run.live is not None and await run.live.connection.flush(CONSUMED_SECONDS)
+        return Reply(200 if written else 202, desk.view(row))
+
+    async def _unclaim(self, answering: Answering, why: str) -> Reply:
+        """A failed resume returns the answer to pending and says why (case F2)."""
+        row = replace(answering.row, status=InteractionStatus.PENDING, answer=None)
+        if await self._services.store.answer_interaction(row, InteractionStatus.ANSWERED):
+            raise RunnerError("session_turn_in_use", f"{why} The question is still open.")
+        raise RunnerError("interaction_closed", why)
+
+
+def _prompt_id(paused: Paused) -> str | None:
+    return paused.prompt.prompt_id if paused.prompt is not None else None
+
+
+def _reply_for(question: Question, request: AnswerRequest) -> tuple[permission.Reply, bool]:
+    if request.decision == "deny":
+        return permission.deny(question.options), True
+    if request.decision == "allow":
+        reply = permission.allow(question.options)
+        if reply.result is None:
+            raise RunnerError("invalid_request", f"{reply.message} Choose an option_id.", field="decision")
+        return reply, False
+    chosen = permission.choose(question.options, request.option_id or "")
+    if chosen is None:
+        offered = ", ".join(str(option.get("optionId")) for option in question.options)
+        raise RunnerError("invalid_request", f"option_id: the agent offered {offered}.", field="option_id")
+    return chosen, permission.denies(question.options, request.option_id or "")

@@ -1,0 +1,265 @@
+"""From a booked seat to a live agent: sandbox, handshake, agent session, and the settings that apply live."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from runner.acp.connection import AgentConnection, AgentError
+from runner.clock import Clock
+from runner.config import Settings
+from runner.errors import RunnerError
+from runner.harness.catalogue import Catalogue
+from runner.harness.spec import LaunchContext
+from runner.redaction import Redactor
+from runner.rules.fingerprint import digest, facets
+from runner.rules.pool import Seat
+from runner.sandbox.port import Provider, Sandbox, SandboxSpec
+from runner.session.effective import Effective
+from runner.session.port import Caller
+from runner.tasks import shielded
+from runner.turn.live import LiveSeat
+
+SETTING_SECONDS: Final = 10.0
+UNDO_SECONDS: Final = 15.0
+RESERVED: Final = frozenset({"HOME", "TMPDIR"})
+
+
+class Provisioner:
+    """Starts agents and judges whether a dispatch can be served at all."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        providers: Mapping[str, Provider],
+        recipes: frozenset[str],
+        settings: Settings,
+        state_dir: Path,
+        clock: Clock,
+        key: bytes | None = None,
+    ) -> None:
+        self.catalogue = catalogue
+        self.providers = providers
+        self._recipes = recipes
+        self._settings = settings
+        self._state_dir = state_dir
+        self._clock = clock
+        self._key = key if key is not None else os.urandom(32)
+
+    def check(self, effective: Effective, caller: Caller) -> None:
+        """Refuse what can be known to fail before a turn is admitted.
+
+        Raises:
+            RunnerError: ``harness_unknown``, ``harness_missing``, ``recipe_unknown``, ``forbidden`` or
+                ``invalid_request`` naming the field.
+        """
+        spec = self.catalogue.get(effective.harness)
+        available = spec.availability(self._state_dir)
+        if not available.available:
+            hint = f" Install it: {available.install_command}" if available.install_command else ""
+            raise RunnerError("harness_missing", f"{effective.harness}: {available.reason}.{hint}")
+        if effective.recipe not in self._recipes:
+            raise RunnerError("recipe_unknown", f"There is no recipe {effective.recipe}.")
+        names = {*effective.config.get("env", {}), *effective.secrets}
+        for name in sorted(names):
+            if name in RESERVED or name.startswith("ACP_RUNNER_"):
+                raise RunnerError("invalid_request", f"The variable {name} is the sandbox's own.", field=f"env.{name}")
+        if effective.workspace_path is not None:
+            self._check_path(Path(effective.workspace_path), caller)
+
+    def _check_path(self, path: Path, caller: Caller) -> None:
+        if "operate" not in caller.scopes:
+            raise RunnerError("forbidden", "workspace.path needs the scope operate.", field="workspace.path")
+        try:
+            real = path.resolve(strict=True)
+        except OSError:
+            raise RunnerError("invalid_request", f"There is no directory {path}.", field="workspace.path") from None
+        if not real.is_dir():
+            raise RunnerError("invalid_request", f"{path} is not a directory.", field="workspace.path")
+        roots = [root.resolve() for root in self._settings.local.roots]
+        if roots and not any(real.is_relative_to(root) for root in roots):
+            raise RunnerError("forbidden", f"{path} is not under [local] roots.", field="workspace.path")
+
+    def facets(self, effective: Effective, isolation: str = "none") -> dict[str, str]:
+        """The fingerprint of what this configuration bakes into a sandbox."""
+        config = effective.config
+        return facets(
+            harness=self.catalogue.facet(effective.harness),
+            provider=effective.provider,
+            recipe=effective.recipe,
+            isolation=isolation,
+            env=config.get("env", {}),
+            secrets={name: value or "" for name, value in effective.secrets.items()},
+            mcp_servers=config.get("mcp_servers", []),
+            workspace={"path": effective.workspace_path, "files": config.get("workspace_files")},
+            patches=digest([]),
+            key=self._key,
+        )
+
+    async def start(self, seat: Seat, effective: Effective) -> LiveSeat:
+        """Start a sandbox with its agent, up to an open agent session; undone in reverse on failure or cancellation.
+
+        Raises:
+            RunnerError: ``harness_start_failed``, ``harness_exited``, ``harness_protocol_error``,
+                ``harness_auth_required``, ``harness_unresponsive``, ``sandbox_start_failed``, ``credentials_missing``.
+        """
+        seconds = max(self._settings.acp.start_seconds, self.catalogue.get(effective.harness).min_start_seconds)
+        secrets = effective.known_secrets()
+        spec = self._spec(seat, effective, secrets, self._clock.monotonic() + seconds)
+        sandbox = await self.providers[effective.provider].start(spec)
+        try:
+            async with asyncio.timeout_at(spec.deadline):
+                return await self._handshake(seat, sandbox, effective, Redactor(secrets.values()))
+        except TimeoutError:
+            await _undo(sandbox)
+            raise RunnerError(
+                "harness_unresponsive", f"The agent did not finish its start within {seconds:g} s."
+            ) from None
+        except BaseException:
+            await _undo(sandbox)
+            raise
+
+    def _spec(self, seat: Seat, effective: Effective, secrets: dict[str, str], deadline: float) -> SandboxSpec:
+        project, session_id = seat.key
+        path = Path(effective.workspace_path) if effective.workspace_path is not None else None
+        places = self.providers[effective.provider].paths(project, session_id, path)
+        given = {**effective.config.get("env", {}), **secrets}
+        harness = self.catalogue.get(effective.harness)
+        launch = harness.launch(LaunchContext(places.home, places.workspace, places.tmp, given, self._state_dir))
+        return SandboxSpec(
+            project=project,
+            session_id=session_id,
+            seat_id=seat.seat_id,
+            argv=launch.argv,
+            env=launch.env,
+            home_files=launch.files,
+            read=launch.read,
+            write=launch.write,
+            workspace_path=path,
+            workspace_files=effective.files,
+            deadline=deadline,
+        )
+
+    async def _handshake(self, seat: Seat, sandbox: Sandbox, effective: Effective, redactor: Redactor) -> LiveSeat:
+        acp = self._settings.acp
+        connection = AgentConnection(
+            sandbox.transport, max_line_bytes=acp.max_line_bytes, redactor=redactor, clock=self._clock
+        )
+        try:
+            await connection.initialize(seconds=acp.start_seconds)
+            servers = effective.config.get("mcp_servers", [])
+            session = await connection.new_session(sandbox.workspace, servers, seconds=acp.start_seconds)
+        except AgentError as error:
+            raise RunnerError(
+                "harness_start_failed", f"The agent refused to start a session: {redactor.text(str(error))}"
+            ) from None
+        live = LiveSeat(
+            seat=seat,
+            sandbox=sandbox,
+            connection=connection,
+            inbox=connection.inbox(session.agent_session_id),
+            agent_session_id=session.agent_session_id,
+            config_options=list(session.config_options or []),
+        )
+        _take_modes(live, session.modes)
+        start_mode = self.catalogue.get(effective.harness).start_mode
+        if start_mode in live.modes and not effective.config.get("mode"):
+            await self._set_mode(live, start_mode)
+        return live
+
+    async def apply(self, live: LiveSeat, effective: Effective) -> None:
+        """Apply mode, model and config options to the live agent session, where they differ (DESIGN 3.5).
+
+        Raises:
+            RunnerError: ``invalid_request`` when the agent does not offer what was asked for, ``harness_unresponsive``.
+        """
+        config = effective.config
+        mode, model, options = config.get("mode"), config.get("model"), config.get("config_options")
+        if not (mode or model or options):
+            return
+        if mode and mode != live.mode:
+            await self._apply_mode(live, str(mode))
+        if model:
+            await self._apply_model(live, str(model))
+        for name, value in (options or {}).items():
+            await self._apply_option(live, name, value)
+
+    async def _apply_mode(self, live: LiveSeat, mode: str) -> None:
+        if mode in live.modes:
+            await self._set_mode(live, mode)
+            return
+        option = _by_category(live.config_options, "mode")
+        if option is None:
+            raise _not_offered("mode", mode, live.modes)
+        await self._apply_option(live, str(option["id"]), mode)
+
+    async def _set_mode(self, live: LiveSeat, mode: str) -> None:
+        await _bounded(live.connection.set_mode(live.agent_session_id, mode, seconds=SETTING_SECONDS), "mode")
+        live.mode = mode
+
+    async def _apply_model(self, live: LiveSeat, model: str) -> None:
+        option = _by_category(live.config_options, "model")
+        if option is None:
+            raise _not_offered("model", model, ())
+        await self._apply_option(live, str(option["id"]), model)
+
+    async def _apply_option(self, live: LiveSeat, name: str, value: str | bool) -> None:
+        option = next((item for item in live.config_options if item.get("id") == name), None)
+        if option is None:
+            offered = [str(item.get("id")) for item in live.config_options]
+            raise _not_offered(f"config option {name}", str(value), offered)
+        if option.get("currentValue") == value:
+            return
+        choices = _choices(option)
+        if choices and value not in choices:
+            raise _not_offered(name, str(value), choices)
+        answer = await _bounded(
+            live.connection.set_config_option(live.agent_session_id, name, value, seconds=SETTING_SECONDS), name
+        )
+        option["currentValue"] = value
+        if answer:
+            live.config_options = list(answer)
+
+
+async def _bounded(call: Any, what: str) -> Any:
+    try:
+        return await call
+    except AgentError as error:
+        raise RunnerError("invalid_request", f"The agent refused the {what}: {error}") from None
+    except TimeoutError:
+        raise RunnerError("harness_unresponsive", f"The agent did not answer when its {what} was set.") from None
+
+
+def _take_modes(live: LiveSeat, modes: Mapping[str, Any] | None) -> None:
+    if not modes:
+        return
+    live.mode = modes.get("currentModeId")
+    live.modes = tuple(str(item["id"]) for item in modes.get("availableModes", []) if isinstance(item, dict))
+
+
+def _by_category(options: list[dict[str, Any]], category: str) -> dict[str, Any] | None:
+    named = (item for item in options if item.get("category") == category or item.get("id") == category)
+    return next(named, None)
+
+
+def _choices(option: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for item in option.get("options") or ():
+        if isinstance(item, dict) and isinstance(item.get("options"), list):
+            found += [str(inner.get("value")) for inner in item["options"] if isinstance(inner, dict)]
+        elif isinstance(item, dict) and "value" in item:
+            found.append(str(item["value"]))
+    return found
+
+
+def _not_offered(what: str, value: str, offered: Any) -> RunnerError:
+    known = ", ".join(str(item) for item in offered) or "none"
+    return RunnerError("invalid_request", f"The agent offers no {what} “{value}”; it offers: {known}.", field=what)
+
+
+async def _undo(sandbox: Sandbox) -> None:
+    await shielded(sandbox.destroy(0.0), UNDO_SECONDS)

@@ -1,0 +1,99 @@
+"""What clients see of a session (DESIGN 4.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.clock import rfc3339
+from runner.pool.pool import Pool, warm_until
+from runner.session.session import Session
+from runner.store.port import InteractionRow, SessionRow, TurnRow
+from runner.terms import SessionState
+from runner.turn.live import LiveSeat
+
+
+def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -> dict[str, Any]:
+    """The session view of a session in memory."""
+    live = pool.live(session.key)
+    config = session.effective.config
+    shown = session.last_turn
+    return {
+        "session_id": session.session_id,
+        "state": session.state.value,
+        "running_turn": session.current.turn_id if session.current is not None else None,
+        "stopping": session.state is SessionState.STOPPING,
+        "queue": [],
+        "pool": _pool_view(session, pool, live, now, now_ms),
+        "harness": config.get("harness", "demo"),
+        "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},
+        "isolation": live.sandbox.isolation if live is not None else None,
+        "last_turn": (
+            {
+                "turn_id": shown.turn_id,
+                "outcome": shown.outcome,
+                "stop_reason": shown.stop_reason,
+                "ended_at": rfc3339(shown.ended_at),
+            }
+            if shown is not None
+            else None
+        ),
+        "open_interactions": [row.interaction_id for row in open_questions(session)],
+        "usage": session.usage,
+        "created_at": rfc3339(session.created_at),
+        "updated_at": rfc3339(session.updated_at),
+    }
+
+
+def stored_view(row: SessionRow, last_turn: TurnRow | None) -> dict[str, Any]:
+    """The view of a session that only the store knows: nothing of it runs here."""
+    config = row.config
+    return {
+        "session_id": row.session_id,
+        "state": (SessionState.ENDED if row.ended_at is not None else SessionState.IDLE).value,
+        "running_turn": None,
+        "stopping": False,
+        "queue": [],
+        "pool": {"state": None, "start": None, "reason": None, "warm_until": None},
+        "harness": config.get("harness", "demo"),
+        "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},
+        "isolation": None,
+        "last_turn": _last(last_turn),
+        "open_interactions": [],
+        "usage": row.usage,
+        "created_at": rfc3339(row.created_at),
+        "updated_at": rfc3339(row.updated_at),
+    }
+
+
+def open_questions(session: Session) -> list[InteractionRow]:
+    """Questions that wait for a human now."""
+    if session.current is not None:
+        return session.current.questions
+    return list(session.paused.questions.values()) if session.paused is not None else []
+
+
+def _pool_view(
+    session: Session, pool: Pool[LiveSeat], live: LiveSeat | None, now: float, now_ms: int
+) -> dict[str, Any]:
+    seat = pool.book.seats.get(session.key)
+    if seat is None:
+        reason = pool.book.verdicts.get(session.key)
+        return {"state": None, "start": None, "reason": reason, "warm_until": None}
+    return {
+        "state": seat.state.value,
+        "start": seat.start,
+        "reason": seat.reason,
+        "warm_until": warm_until(seat, now, now_ms),
+        "agent_pid": live.sandbox.agent_pid if live is not None else None,
+    }
+
+
+def _last(row: TurnRow | None) -> dict[str, Any] | None:
+    if row is None or row.outcome is None or row.ended_at is None:
+        return None
+    return {
+        "turn_id": row.turn_id,
+        "outcome": row.outcome,
+        "stop_reason": row.stop_reason,
+        "ended_at": rfc3339(row.ended_at),
+    }

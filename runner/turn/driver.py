@@ -1,0 +1,422 @@
+"""Drives one open ``session/prompt`` from its frame to its ending: the shell of ``rules.turn`` (DESIGN 3.2, 3.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runner.acp import updates
+from runner.acp.connection import (
+    Closed,
+    Item,
+    PermissionAsked,
+    PermissionWithdrawn,
+    PromptAnswered,
+    Updates,
+)
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.interactions import desk
+from runner.rules import permission
+from runner.rules import turn as rules
+from runner.rules.limits import Limits, Progress, first_due
+from runner.store.port import InteractionRow
+from runner.terms import EventType, InteractionStatus, Outcome, StopReason, TurnPhase
+from runner.turn.journal import Journal
+from runner.turn.live import LiveSeat, OpenTool, Question
+
+log = logging.getLogger("runner.turn")
+REAP_SECONDS: Final = 1.0
+FLUSH_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Numbers of ``[turn]``, seconds."""
+
+    settle_seconds: float = 10.0
+    pause_quiet_seconds: float = 0.1
+
+
+SaveQuestion = Callable[[InteractionRow], Awaitable[None]]
+
+
+class Driver:
+    """One run of an agent's open prompt within one turn.
+
+    The session starts it with ``run`` and may call ``stop`` and ``answer`` at any moment; both only mark and wake.
+    """
+
+    def __init__(
+        self,
+        *,
+        live: LiveSeat,
+        machine: rules.Turn,
+        journal: Journal,
+        policy: permission.Policy,
+        limits: Limits,
+        tuning: Tuning,
+        clock: Clock,
+        started_at: float,
+        mint: Callable[[], str],
+        save_question: SaveQuestion,
+    ) -> None:
+        self.live = live
+        self.machine = machine
+        self.journal = journal
+        self.questions: dict[str, InteractionRow] = {}
+        self.closed_questions: list[InteractionRow] = []
+        self.first_update_at: float | None = None
+        self.usage: dict[str, Any] = {}
+        self.dropped = 0
+        self._policy = policy
+        self._limits = limits
+        self._tuning = tuning
+        self._clock = clock
+        self._started_at = started_at
+        self._prompted_at = started_at
+        self._mint = mint
+        self._save_question = save_question
+        self._todo: deque[rules.Effect] = deque()
+        self._timers: dict[str, float] = {}
+        self._end: rules.End | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._last_item = clock.monotonic()
+        self._blocks: list[dict[str, Any]] = []
+        self._before_frame: Callable[[], None] = lambda: None
+
+    # -- from outside ------------------------------------------------------------------------------------------------
+
+    def stop(self, reason: StopReason, error: RunnerError | None = None) -> None:
+        """Mark the turn stopping; what that makes us do follows at once, in the driver's own task."""
+        self.feed(rules.Stop(reason, error))
+
+    def feed(self, event: rules.Event) -> None:
+        """Move the machine; its effects are performed by ``run``."""
+        self._todo.extend(rules.step(self.machine, event))
+        self._wake()
+
+    def answer(self, row: InteractionRow, reply: permission.Reply, denied: bool) -> bool:
+        """Answer an open question on its still open request; False when it is no longer open here."""
+        question = self.live.questions.pop(row.interaction_id, None)
+        if question is None:
+            return False
+        self.questions.pop(row.interaction_id, None)
+        if denied:
+            self.machine.denied = True
+        self._reply(question.key, reply)
+        self._close_question(row)
+        self._last_item = self._clock.monotonic()
+        self._wake()
+        return True
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    async def run(self, blocks: list[dict[str, Any]] | None, before_frame: Callable[[], None]) -> rules.End:
+        """Send ``blocks`` (None: the prompt is open already) and drive it to the end of this turn.
+
+        ``before_frame`` is called at the claim, with no await between it and the frame.
+        """
+        self._before_frame = before_frame
+        self.live.inbox.on_items = self._wake
+        if blocks is not None:
+            self._blocks = blocks
+        self.feed(rules.Prepared(resumed=blocks is None))
+        try:
+            return await self._loop()
+        finally:
+            self.live.inbox.on_items = None
+
+    async def _loop(self) -> rules.End:
+        items: deque[Item] = deque(self.live.held)
+        self.live.held.clear()
+        while True:
+            while self._todo:
+                await self._perform(self._todo.popleft())
+            if self._end is not None:
+                self.dropped += len(items) + len(self.live.inbox.drain())
+                return self._end
+            if not items:
+                items.extend(self.live.inbox.drain())
+            if items:
+                self._last_item = self._clock.monotonic()
+                await self._item(items.popleft())
+                continue
+            if not self._due():
+                await self._wait()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        at = self._next_due()
+        timer = loop.call_at(at, self._wake) if at is not None else None
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    async def _perform(self, effect: rules.Effect) -> None:
+        match effect:
+            case rules.SendFrame():
+                self._send_frame()
+            case rules.CancelQuestions():
+                self._cancel_questions()
+            case rules.CloseTools(status):
+                self._close_tools(status)
+            case rules.SendCancel():
+                self._send_cancel()
+            case rules.After(timer, seconds):
+                wait = self._tuning.settle_seconds if seconds is None else seconds
+                self._timers[timer] = self._clock.monotonic() + wait
+            case rules.KillTurn():
+                await self._kill(REAP_SECONDS)
+            case rules.Reap():
+                self.feed(rules.Reaped(await self._kill(REAP_SECONDS)))
+            case rules.End():
+                self._finish(effect)
+
+    def _send_frame(self) -> None:
+        self._before_frame()
+        self._prompted_at = self._clock.monotonic()
+        try:
+            self.live.prompt_request = self.live.connection.prompt(self.live.agent_session_id, self._blocks)
+        except ConnectionError:
+            self.feed(rules.AgentGone(self.live.connection.exit_error()))
+
+    def _send_cancel(self) -> None:
+        try:
+            self.live.connection.cancel(self.live.agent_session_id)
+        except ConnectionError:
+            self.feed(rules.CancelUnsent())
+
+    def _cancel_questions(self) -> None:
+        for row in list(self.questions.values()):
+            question = self.live.questions.pop(row.interaction_id, None)
+            if question is not None:
+                self._reply(question.key, permission.Reply(permission.CANCELLED))
+            self._close_question(desk.closed(row, InteractionStatus.CANCELLED))
+        self.questions.clear()
+
+    def _close_question(self, row: InteractionRow) -> None:
+        self.closed_questions.append(row)
+        data: dict[str, Any] = {"interaction_id": row.interaction_id, "status": row.status}
+        if row.answer is not None:
+            data |= {"decision": row.answer.get("decision") or row.answer.get("option_id"), "by": row.answer.get("by")}
+        self.journal.event(EventType.INTERACTION_CLOSED, data)
+
+    def _reply(self, key: Any, reply: permission.Reply) -> None:
+        try:
+            if reply.result is not None:
+                self.live.connection.respond(key, reply.result)
+            else:
+                self.live.connection.respond_error(key, permission.DENY_ERROR, reply.message)
+        except ConnectionError:
+            log.debug("the agent went away before its permission request was answered")
+
+    def _close_tools(self, status: str) -> None:
+        for tool_call_id, tool in self.live.tools.items():
+            if not tool.ended:
+                self._tool_event(tool_call_id, tool, {"status": status})
+        self.live.tools.clear()
+
+    async def _kill(self, seconds: float) -> bool:
+        try:
+            reaped = await self.live.sandbox.kill_turn(self.journal.turn_id or "", seconds)
+        except RunnerError as error:
+            log.warning("the turn's processes could not be reaped: %s", error)
+            return True
+        return bool(reaped.survivors)
+
+    def _finish(self, end: rules.End) -> None:
+        if end.outcome is Outcome.PAUSED:
+            for tool_call_id, tool in self.live.tools.items():
+                if not tool.ended:
+                    data = {"tool_call_id": tool_call_id, "status": "deferred"}
+                    record = (EventType.TOOL_CALL, {**tool.data, "status": "deferred"})
+                    self.journal.event(EventType.TOOL_CALL_UPDATE, data, as_record=record)
+        else:
+            self.live.prompt_request = None if end.settled in (True, None) else self.live.prompt_request
+        self.journal.close_block()
+        self._end = end
+
+    # -- what the agent says -----------------------------------------------------------------------------------------
+
+    async def _item(self, item: Item) -> None:
+        match item:
+            case Updates():
+                self._updates(item.updates)
+            case PermissionAsked():
+                await self._permission(item)
+            case PermissionWithdrawn():
+                self._withdrawn(item)
+            case PromptAnswered():
+                self._prompt_answered(item)
+            case Closed():
+                self.live.exited = True
+                self.feed(rules.AgentGone(item.error))
+
+    def _prompt_answered(self, item: PromptAnswered) -> None:
+        if item.request_id != self.live.prompt_request:
+            self.dropped += 1
+            return
+        result = item.result if isinstance(item.result, dict) else {}
+        usage = result.get("usage")
+        if isinstance(usage, dict):
+            self.usage.update(usage)
+        word = result.get("stopReason")
+        code, message = (item.error.code, item.error.message) if item.error is not None else (None, "")
+        self.journal.close_block()
+        self.feed(rules.Answered(word if isinstance(word, str) else None, code, message))
+
+    def _updates(self, batch: list[dict[str, Any]]) -> None:
+        if self.first_update_at is None:
+            self.first_update_at = self._clock.monotonic()
+        for kind, given, payload in updates.grouped(batch):
+            if kind in ("message", "thought"):
+                if self.journal.texts(kind, given, payload) and kind == "message":
+                    self.machine.output = True
+            elif kind == "tool":
+                self.machine.output = True
+                self._tool_fields(payload)
+            else:
+                if kind == EventType.USAGE:
+                    self.usage.update(payload)
+                self.journal.event(EventType(kind), payload)
+
+    def _tool_fields(self, fields: dict[str, Any]) -> None:
+        tool_call_id = fields["tool_call_id"]
+        tool = self.live.tools.get(tool_call_id)
+        if tool is None:
+            data = {"tool_call_id": tool_call_id, "title": "", "kind": "other", "status": "pending"}
+            tool = self.live.tools[tool_call_id] = OpenTool(data, self._clock.monotonic())
+        elif not tool.running and fields.get("status") == "in_progress":
+            tool.started_at = self._clock.monotonic()
+        self._tool_event(tool_call_id, tool, fields)
+
+    def _tool_event(self, tool_call_id: str, tool: OpenTool, fields: dict[str, Any]) -> None:
+        first, late = not tool.shown, tool.ended
+        tool.shown = True
+        tool.merge(fields)
+        record = (EventType.TOOL_CALL, tool.data) if tool.ended and not late else None
+        shown = dict(tool.data) if first else {"tool_call_id": tool_call_id, **fields}
+        type = EventType.TOOL_CALL if first else EventType.TOOL_CALL_UPDATE
+        self.journal.event(type, shown, durable=tool.ended, as_record=record)
+
+    async def _permission(self, item: PermissionAsked) -> None:
+        if self.machine.stop is not None:
+            self._reply(item.key, permission.Reply(permission.CANCELLED))
+            return
+        tool_call = updates.tool_of(item.params.get("toolCall"))
+        if tool_call is not None:
+            self.machine.output = True
+            self._tool_fields(tool_call)
+        reply = desk.decide(self._policy, item.params)
+        if reply is not None:
+            self.machine.denied = self.machine.denied or self._is_denial(item.params["options"], reply)
+            self._reply(item.key, reply)
+            return
+        await self._ask(item, tool_call)
+
+    @staticmethod
+    def _is_denial(options: list[dict[str, Any]], reply: permission.Reply) -> bool:
+        if reply.result is None:
+            return True
+        return permission.denies(options, reply.result["outcome"]["optionId"])
+
+    async def _ask(self, item: PermissionAsked, tool_call: dict[str, Any] | None) -> None:
+        tool_call_id = tool_call["tool_call_id"] if tool_call else None
+        known = self.live.tools.get(tool_call_id) if tool_call_id else None
+        row = desk.question(
+            project=self.journal.project,
+            session_id=self.journal.session_id,
+            turn_id=self.journal.turn_id or "",
+            interaction_id=self._mint(),
+            generation=self.live.seat.generation,
+            tool_call=self.journal.redactor.tree(dict(known.data) if known else tool_call or {}),
+            options=item.params["options"],
+            now_ms=self._clock.now_ms(),
+        )
+        await self._save_question(row)
+        self.questions[row.interaction_id] = row
+        options = tuple(item.params["options"])
+        self.live.questions[row.interaction_id] = Question(row.interaction_id, item.key, tool_call_id, options)
+        self.journal.event(EventType.INTERACTION_REQUESTED, desk.view(row))
+        if self.machine.stop is not None:
+            self._cancel_questions()
+
+    def _withdrawn(self, item: PermissionWithdrawn) -> None:
+        for question in list(self.live.questions.values()):
+            if question.key == item.key:
+                del self.live.questions[question.interaction_id]
+                row = self.questions.pop(question.interaction_id, None)
+                if row is not None:
+                    self._close_question(desk.closed(row, InteractionStatus.CANCELLED))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _due(self) -> bool:
+        """Feed what is due by now; whether anything was."""
+        now = self._clock.monotonic()
+        for timer, at in list(self._timers.items()):
+            if at <= now:
+                del self._timers[timer]
+                self.feed(rules.Fired(timer))
+                return True
+        if self.machine.phase is not TurnPhase.PROMPTING:
+            return False
+        quiet_at = self._pause_at()
+        if quiet_at is not None and quiet_at <= now:
+            self.feed(rules.Quiet())
+            return True
+        due = first_due(self._limits, self._progress())
+        if due is not None and due.at <= now:
+            self.feed(rules.LimitReached(RunnerError(due.code, due.message)))
+            return True
+        return False
+
+    def _next_due(self) -> float | None:
+        moments = list(self._timers.values())
+        if self.machine.phase is TurnPhase.PROMPTING:
+            quiet_at = self._pause_at()
+            if quiet_at is not None:
+                moments.append(quiet_at)
+            due = first_due(self._limits, self._progress())
+            if due is not None:
+                moments.append(due.at)
+        return min(moments, default=None)
+
+    def _pause_at(self) -> float | None:
+        if not self.live.questions:
+            return None
+        asked = {question.tool_call_id for question in self.live.questions.values()}
+        if any(tool.running and key not in asked for key, tool in self.live.tools.items()):
+            return None
+        return self._last_item + self._tuning.pause_quiet_seconds
+
+    def _progress(self) -> Progress:
+        asked = {question.tool_call_id for question in self.live.questions.values()}
+        return Progress(
+            started_at=self._started_at,
+            prompted_at=self._prompted_at,
+            last_life=max(self.live.connection.last_activity, self._last_item if self.machine.output else 0.0),
+            updated=self.first_update_at is not None,
+            output=self.machine.output,
+            tools=[
+                (tool.started_at, str(tool.data.get("title")))
+                for key, tool in self.live.tools.items()
+                if tool.running and key not in asked
+            ],
+            asking=bool(self.live.questions),
+        )

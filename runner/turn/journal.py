@@ -1,0 +1,238 @@
+"""A turn's pen: gives out cursors, shows events live, and collects the records that make them durable (DESIGN 3.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from runner.clock import Clock, rfc3339
+from runner.ids import record_id
+from runner.redaction import Redactor, StreamRedactor
+from runner.store.port import RecordRow
+from runner.terms import EventType
+from runner.turn.log import Chunk, SessionLog
+from runner.wire.codec import EventFormatter, to_json
+
+BLOCK_CHARS: Final = 4 * 1024 * 1024
+TEXT_CHARS: Final = 16 * 1024 * 1024
+
+
+class Head:
+    """The session's newest cursor; survives its turns."""
+
+    def __init__(self, epoch: int = 0, n: int = 0) -> None:
+        self.epoch = epoch
+        self.n = n
+
+    def take(self, count: int = 1) -> int:
+        """The first of ``count`` fresh numbers."""
+        first = self.n + 1
+        self.n += count
+        return first
+
+
+class Block:
+    """A message or thought that is being streamed: its text is the exact concatenation of its chunks."""
+
+    def __init__(self, kind: str, message_id: str, first: str, given: str | None, redactor: Redactor) -> None:
+        self.kind = kind
+        self.message_id = message_id
+        self.given = given
+        self.first = first
+        self.parts: list[str] = []
+        self.chars = 0
+        self.stream = StreamRedactor(redactor)
+
+
+class Journal:
+    """Writes one turn's events in order.
+
+    ``collect`` takes records that must become durable; the owner decides when. Every event shown gets the next cursor.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        session_id: str,
+        turn_id: str | None,
+        prompt_id: str | None,
+        head: Head,
+        log: SessionLog,
+        clock: Clock,
+        redactor: Redactor,
+        collect: Callable[[RecordRow], None],
+        append: Callable[[Chunk], None] | None = None,
+    ) -> None:
+        self.project = project
+        self.session_id = session_id
+        self.turn_id = turn_id
+        self.prompt_id = prompt_id
+        self.head = head
+        self._log = log
+        self._shows = append if append is not None else log.append
+        self._clock = clock
+        self.redactor = redactor
+        self._collect = collect
+        self._formatter = EventFormatter(turn_id, prompt_id)
+        self._block: Block | None = None
+        self._blocks = 0
+        self._texts: list[str] = []
+        self._chars = 0
+        self.truncated = False
+        self._held: list[Chunk] | None = None
+
+    def hold(self) -> None:
+        """From now on events get cursors and records, and are shown only by ``release``: once they are durable."""
+        if self._held is None:
+            self._held = []
+
+    def release(self) -> None:
+        """Show what was held."""
+        held, self._held = self._held or [], None
+        for chunk in held:
+            self._shows(chunk)
+
+    def discard(self) -> None:
+        """Forget what was held: it did not become durable and never will."""
+        self._held = None
+
+    def outside(self) -> Journal:
+        """A pen for events of the session itself; what it writes is held and released together with this one's."""
+        return Journal(
+            project=self.project,
+            session_id=self.session_id,
+            turn_id=None,
+            prompt_id=None,
+            head=self.head,
+            log=self._log,
+            clock=self._clock,
+            redactor=self.redactor,
+            collect=self._collect,
+            append=self._append,
+        )
+
+    def forget_text(self) -> None:
+        """What was said so far belongs to another prompt's answer."""
+        self._texts.clear()
+        self._chars = 0
+
+    def _append(self, chunk: Chunk) -> None:
+        if self._held is None:
+            self._shows(chunk)
+        else:
+            self._held.append(chunk)
+
+    @property
+    def text(self) -> str:
+        """All message text of the turn so far."""
+        return "".join(self._texts)
+
+    def event(self, type: EventType, data: dict[str, Any], *, durable: bool = True, as_record: Any = None) -> None:
+        """Show one event; a durable one becomes a record of the same cursor.
+
+        Args:
+            type: the event's type.
+            data: its payload, masked before it is shown.
+            durable: False for frames, which only live readers need.
+            as_record: ``(type, data)`` of the record when it differs from the event.
+        """
+        if self._block is not None:
+            self.close_block()
+        self._show(type, data, durable, as_record)
+
+    def _show(self, type: EventType, data: dict[str, Any], durable: bool, as_record: Any = None) -> None:
+        encoded = to_json(self.redactor.tree(data))
+        n = self.head.take()
+        epoch = self.head.epoch
+        at = self._clock.now_ms()
+        line = self._formatter.line(f"{epoch}.{n}", rfc3339(at), type, encoded)
+        self._append(Chunk(epoch, n, n, self.prompt_id, line))
+        if durable:
+            kind, body = (type, encoded)
+            if as_record is not None:
+                kind, body = as_record[0], to_json(self.redactor.tree(as_record[1]))
+            self._record(kind, body, n, at)
+
+    def _record(self, type: str, data: bytes, n: int, at: int) -> None:
+        self._collect(
+            RecordRow(
+                self.project,
+                self.session_id,
+                record_id(self.session_id, self.turn_id or f"epoch{self.head.epoch}", n),
+                self.turn_id,
+                self.prompt_id,
+                self.head.epoch,
+                n,
+                type,
+                data,
+                at,
+            )
+        )
+
+    def texts(self, kind: str, given: str | None, chunks: list[str]) -> bool:
+        """Stream text chunks of one message (``kind`` is ``message`` or ``thought``); whether any text was in them."""
+        block = self._block
+        if block is None or block.kind != kind or (given is not None and block.given not in (None, given)):
+            block = self._open_block(kind, given)
+        elif given is not None and block.given is None:
+            block.given = given
+        given_text = any(chunks)
+        if self.redactor:
+            chunks = [block.stream.feed(chunk) for chunk in chunks]
+        chunks = [chunk for chunk in chunks if chunk]
+        if chunks:
+            self._deltas(block, chunks)
+        return given_text
+
+    def _open_block(self, kind: str, given: str | None) -> Block:
+        self.close_block()
+        self._blocks += 1
+        message_id = given or f"m{self.head.epoch}-{self._blocks}"
+        first = f"{self.head.epoch}.{self.head.n + 1}"
+        self._block = Block(kind, message_id, first, given, self.redactor)
+        return self._block
+
+    def _deltas(self, block: Block, chunks: list[str]) -> None:
+        type = EventType.MESSAGE_DELTA if block.kind == "message" else EventType.THOUGHT_DELTA
+        first = self.head.take(len(chunks))
+        at = rfc3339(self._clock.now_ms())
+        lines = self._formatter.delta_lines(self.head.epoch, first, at, type, block.message_id, chunks)
+        self._append(Chunk(self.head.epoch, first, first + len(chunks) - 1, self.prompt_id, lines))
+        joined = "".join(chunks)
+        block.parts.append(joined)
+        block.chars += len(joined)
+        if block.chars >= BLOCK_CHARS:
+            self.close_block()
+
+    def close_block(self) -> None:
+        """End the open message or thought: its record supersedes its frames."""
+        block = self._block
+        if block is None:
+            return
+        rest = block.stream.flush()
+        if rest:
+            self._deltas(block, [rest])
+            if self._block is None:
+                return
+        self._block = None
+        text = "".join(block.parts)
+        if not text:
+            return
+        if block.kind == "message":
+            self._keep(text)
+        type = EventType.MESSAGE if block.kind == "message" else EventType.THOUGHT
+        data = {"message_id": block.message_id, "text": text, "supersedes_from": block.first}
+        encoded = to_json(data)
+        n = self.head.take()
+        at = self._clock.now_ms()
+        line = self._formatter.line(f"{self.head.epoch}.{n}", rfc3339(at), type, encoded)
+        self._append(Chunk(self.head.epoch, n, n, self.prompt_id, line))
+        self._record(type, encoded, n, at)
+
+    def _keep(self, text: str) -> None:
+        room = TEXT_CHARS - self._chars
+        if len(text) > room:
+            text, self.truncated = text[:room], True
+        self._texts.append(text)
+        self._chars += len(text)

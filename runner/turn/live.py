@@ -1,0 +1,94 @@
+"""What a seat holds while its sandbox lives: the sandbox, the connection and the agent session in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.acp.connection import AgentConnection, Closed, Inbox, Item
+from runner.rules.pool import Seat
+from runner.sandbox.port import Sandbox
+from runner.terms import TERMINAL_TOOL_STATUSES
+
+
+@dataclass(slots=True)
+class OpenTool:
+    """A tool call as last reported, merged from its updates."""
+
+    data: dict[str, Any]
+    started_at: float
+    shown: bool = False
+    ended: bool = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the agent says that it executes."""
+        return not self.ended and self.data.get("status") == "in_progress"
+
+    def merge(self, fields: dict[str, Any]) -> None:
+        """Take newer fields; absent ones keep their value."""
+        self.data.update(fields)
+        self.ended = self.data.get("status") in TERMINAL_TOOL_STATUSES
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A permission request that waits for a human."""
+
+    interaction_id: str
+    key: Any
+    tool_call_id: str | None
+    options: tuple[dict[str, Any], ...]
+
+
+@dataclass(slots=True)
+class LiveSeat:
+    """The inside of a busy or parked seat. Its turn, or the session while paused, is its only user."""
+
+    seat: Seat
+    sandbox: Sandbox
+    connection: AgentConnection
+    inbox: Inbox
+    agent_session_id: str
+    mode: str | None = None
+    modes: tuple[str, ...] = ()
+    config_options: list[dict[str, Any]] = field(default_factory=list)
+    prompt_request: int | None = None
+    questions: dict[str, Question] = field(default_factory=dict)
+    tools: dict[str, OpenTool] = field(default_factory=dict)
+    held: list[Item] = field(default_factory=list)
+    turns: int = 0
+    stray_items: int = 0
+    exited: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent still runs as far as anybody reported."""
+        return not self.exited
+
+    def watch_idle(self, on_exit: Callable[[], None]) -> None:
+        """While idle nobody owns what the agent says: it is dropped and counted; its exit is told (cases E8, L3)."""
+
+        def items() -> None:
+            for item in self.inbox.drain():
+                if isinstance(item, Closed):
+                    self.exited = True
+                    on_exit()
+                    return
+                self.stray_items += 1
+
+        self.inbox.on_items = items
+        items()
+
+    def take(self) -> None:
+        """A turn takes the seat: what arrived while it was idle belongs to nobody."""
+        self.inbox.on_items = None
+        if self.prompt_request is None:
+            for item in self.inbox.drain():
+                self.exited = self.exited or isinstance(item, Closed)
+                self.stray_items += 1
+
+    def leave(self) -> None:
+        """The seat is out of the map: nobody listens any more."""
+        self.inbox.on_items = None

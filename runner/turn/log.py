@@ -1,0 +1,203 @@
+"""The live event log of a session: one writer, a bounded ring, any number of readers (DESIGN 3.9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+READ_BYTES: Final = 256 * 1024
+
+
+class LogEnded(Exception):
+    """The reader has delivered everything there will be."""
+
+
+class LogCut(Exception):
+    """The reader fell behind what is kept; the argument says so."""
+
+
+class Chunk(NamedTuple):
+    """Consecutive events of one epoch and one prompt: NDJSON lines, each ending in a newline."""
+
+    epoch: int
+    first: int
+    last: int
+    prompt_id: str | None
+    lines: bytes
+
+
+class SessionLog:
+    """Ring of chunks. ``append`` never waits; a reader that falls behind ``buffer_bytes`` is cut, nobody else notices.
+
+    Args:
+        ring_bytes: how much is kept for readers who come later.
+        buffer_bytes: how much is kept for the slowest reader before it is cut; at least ``ring_bytes``.
+    """
+
+    def __init__(self, ring_bytes: int, buffer_bytes: int) -> None:
+        self._ring_bytes = ring_bytes
+        self._buffer_bytes = max(ring_bytes, buffer_bytes)
+        self._chunks: deque[Chunk] = deque()
+        self._base = 0
+        self._bytes = 0
+        self._readers: set[LogReader] = set()
+        self._dropped = False
+
+    def append(self, chunk: Chunk) -> None:
+        """Add events and wake whoever waits for them."""
+        self._chunks.append(chunk)
+        self._bytes += len(chunk.lines)
+        if self._bytes > self._ring_bytes:
+            self._trim()
+        for reader in self._readers:
+            reader.wake()
+
+    def _trim(self) -> None:
+        needed = min((reader.position for reader in self._readers), default=self.end)
+        while self._bytes > self._ring_bytes and len(self._chunks) > 1:
+            if self._base >= needed and self._bytes <= self._buffer_bytes:
+                break
+            self._bytes -= len(self._chunks.popleft().lines)
+            self._base += 1
+            self._dropped = True
+
+    def shrink(self) -> None:
+        """Drop the ring of a session that nobody reads, when its memory is wanted elsewhere."""
+        if not self._readers:
+            self._base += len(self._chunks)
+            self._dropped = self._dropped or bool(self._chunks)
+            self._chunks.clear()
+            self._bytes = 0
+
+    @property
+    def end(self) -> int:
+        """Position behind the newest chunk."""
+        return self._base + len(self._chunks)
+
+    @property
+    def start(self) -> int:
+        """Position of the oldest chunk kept."""
+        return self._base
+
+    @property
+    def base_cursor(self) -> tuple[int, int] | None:
+        """Cursor of the oldest event kept, None when nothing is."""
+        return (self._chunks[0].epoch, self._chunks[0].first) if self._chunks else None
+
+    def covers(self, after: tuple[int, int], since: tuple[int, int]) -> bool:
+        """Whether every event behind ``after`` is still in the ring, given that the ring began behind ``since``."""
+        if not self._dropped and since <= after:
+            return True
+        base = self.base_cursor
+        return base is not None and base <= (after[0], after[1] + 1)
+
+    def reader(self, *, at: int | None = None, prompt_id: str | None = None) -> LogReader:
+        """A reader from position ``at`` (default: what is kept), of one prompt's events or of all."""
+        reader = LogReader(self, self._base if at is None else at, prompt_id)
+        self._readers.add(reader)
+        return reader
+
+    def detach(self, reader: LogReader) -> None:
+        """Forget a reader; idempotent."""
+        self._readers.discard(reader)
+
+    def chunk(self, position: int) -> Chunk | None:
+        """The chunk at a position; None when it is still to come. ``LogCut`` when it is gone."""
+        if position < self._base:
+            raise LogCut("This reader was too slow; read on from its last cursor.")
+        index = position - self._base
+        return self._chunks[index] if index < len(self._chunks) else None
+
+
+class LogReader:
+    """One reader's place in a log."""
+
+    def __init__(self, log: SessionLog, position: int, prompt_id: str | None) -> None:
+        self._log = log
+        self.position = position
+        self._prompt_id = prompt_id
+        self._after: tuple[int, int] = (-1, -1)
+        self._waiter: asyncio.Future[None] | None = None
+        self._finished: Callable[[], bool] = lambda: False
+
+    def skip_to(self, after: tuple[int, int]) -> None:
+        """Deliver only events behind this cursor."""
+        self._after = after
+
+    def end_when(self, finished: Callable[[], bool]) -> None:
+        """End once ``finished`` says so and everything up to then was delivered."""
+        self._finished = finished
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed; look again."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> bytes:
+        """What is due now, at most about 256 KiB; empty when nothing is.
+
+        Raises:
+            LogCut: the reader is behind what is kept.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while size < READ_BYTES:
+            chunk = self._log.chunk(self.position)
+            if chunk is None:
+                break
+            self.position += 1
+            if self._prompt_id is not None and chunk.prompt_id != self._prompt_id:
+                continue
+            lines = self._unseen(chunk)
+            if lines:
+                parts.append(lines)
+                size += len(lines)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _unseen(self, chunk: Chunk) -> bytes:
+        if (chunk.epoch, chunk.first) > self._after:
+            return chunk.lines
+        if (chunk.epoch, chunk.last) <= self._after:
+            return b""
+        return b"".join(chunk.lines.splitlines(keepends=True)[self._after[1] - chunk.first + 1 :])
+
+    async def next(self, seconds: float) -> bytes | None:
+        """Lines that are due, or None after ``seconds`` without any.
+
+        Raises:
+            LogEnded: nothing will follow.
+            LogCut: the reader fell behind.
+        """
+        while True:
+            lines = self.take()
+            if lines:
+                return lines
+            if self._finished():
+                raise LogEnded
+            if not await self._wait(seconds):
+                return None
+
+    async def _wait(self, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._time_out, waiter)
+        try:
+            await waiter
+        except TimeoutError:
+            return False
+        finally:
+            timer.cancel()
+            self._waiter = None
+        return True
+
+    @staticmethod
+    def _time_out(waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_exception(TimeoutError())
+
+    def close(self) -> None:
+        """Detach; idempotent."""
+        self._log.detach(self)
