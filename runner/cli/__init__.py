@@ -1,1 +1,1 @@
-"""cli"""
+"""The command line. Each command imports what it needs when it runs, so that ``--help`` is quick."""

@@ -109,13 +109,17 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """One transaction: the turn row's compare-and-set with everything that must be durable with it."""
+    """One transaction: the turn row's compare-and-set with everything that must be durable with it.
+
+    ``others``: more prompts that ended with this turn (a paused one that it withdrew).
+    """
 
     session: SessionRow
     turn: TurnRow
     prompt: PromptRow | None = None
     interactions: Sequence[InteractionRow] = ()
     records: Sequence[RecordRow] = ()
+    others: Sequence[PromptRow] = ()
 
 
 class Store(Protocol):
@@ -139,8 +143,13 @@ class Store(Protocol):
         """Upsert a session row outside a turn."""
         ...
 
-    async def append(self, records: Sequence[RecordRow], interactions: Sequence[InteractionRow] = ()) -> None:
-        """Write records (a known record id is a no-op) and upsert interactions, in one transaction."""
+    async def append(
+        self,
+        records: Sequence[RecordRow],
+        interactions: Sequence[InteractionRow] = (),
+        prompts: Sequence[PromptRow] = (),
+    ) -> None:
+        """Write records (a known record id is a no-op), upsert interactions and prompts, in one transaction."""
         ...
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
@@ -181,6 +190,10 @@ class Store(Protocol):
         self, project: str, session_id: str | None = None, status: str | None = None
     ) -> list[InteractionRow]:
         """Interactions in order of creation."""
+        ...
+
+    async def open_interactions(self, status: str) -> list[InteractionRow]:
+        """Interactions of every project in this status: for the boot reconcile."""
         ...
 
     async def interaction(self, project: str, interaction_id: str) -> InteractionRow | None:
