@@ -1,0 +1,156 @@
+"""Rows of the port as SQL parameters and back."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, TurnRow
+
+Parameters = tuple[Any, ...]
+
+CLOSED_INTERACTION: Final = frozenset({"consumed", "cancelled", "expired"})
+ROWS_MAX: Final = 10_000
+
+
+def bounded(limit: int) -> int:
+    """A limit that a reader may ask for: 0 to ``ROWS_MAX``."""
+    return max(0, min(limit, ROWS_MAX))
+
+
+def _text(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _text_or_null(value: Any) -> str | None:
+    return None if value is None else orjson.dumps(value).decode()
+
+
+def _value(text: str | None) -> Any:
+    return None if text is None else orjson.loads(text)
+
+
+def session_parameters(row: SessionRow) -> Parameters:
+    """Parameters of ``save_session``."""
+    return (
+        row.project,
+        row.session_id,
+        row.created_at,
+        row.updated_at,
+        row.ended_at,
+        row.head_epoch,
+        row.head_n,
+        _text(row.config),
+        _text(row.agent_state),
+        _text(row.usage),
+    )
+
+
+def session_row(columns: Parameters) -> SessionRow:
+    """A row of ``session`` or ``sessions``."""
+    return SessionRow(*(*columns[:-3], _value(columns[-3]), _value(columns[-2]), _value(columns[-1])))
+
+
+def turn_parameters(row: TurnRow) -> Parameters:
+    """Parameters of ``insert_turn``."""
+    return (
+        row.project,
+        row.session_id,
+        row.turn_id,
+        row.epoch,
+        row.replica_id,
+        row.prompt_id,
+        row.started_at,
+        row.resumes,
+        row.outcome,
+        row.stop_reason,
+        row.ended_at,
+        _text_or_null(row.result),
+    )
+
+
+def ending_parameters(row: TurnRow) -> Parameters:
+    """Parameters of ``end_turn``."""
+    return (
+        row.project,
+        row.session_id,
+        row.epoch,
+        row.turn_id,
+        row.outcome,
+        row.stop_reason,
+        row.ended_at,
+        _text_or_null(row.result),
+    )
+
+
+def turn_row(columns: Parameters) -> TurnRow:
+    """A row of ``turn``, ``last_turn`` or ``open_turns``."""
+    return TurnRow(*(*columns[:-1], _value(columns[-1])))
+
+
+def prompt_parameters(row: PromptRow) -> Parameters:
+    """Parameters of ``save_prompt``."""
+    return (
+        row.project,
+        row.session_id,
+        row.prompt_id,
+        row.digest,
+        row.state,
+        row.turn_id,
+        row.created_at,
+        _text(row.content),
+        _text_or_null(row.result),
+    )
+
+
+def prompt_row(columns: Parameters) -> PromptRow:
+    """A row of ``prompt``."""
+    return PromptRow(*(*columns[:-2], _value(columns[-2]), _value(columns[-1])))
+
+
+def interaction_parameters(row: InteractionRow) -> Parameters:
+    """Parameters of ``save_interaction``."""
+    return (
+        row.project,
+        row.session_id,
+        row.interaction_id,
+        row.turn_id,
+        row.status,
+        row.kind,
+        row.created_at,
+        row.expires_at,
+        _text(row.request),
+        _text_or_null(row.answer),
+    )
+
+
+def answer_parameters(row: InteractionRow, expected_status: str) -> Parameters:
+    """Parameters of ``answer_interaction``."""
+    return (row.project, row.interaction_id, expected_status, row.status, _text_or_null(row.answer))
+
+
+def interaction_row(columns: Parameters) -> InteractionRow:
+    """A row of ``interaction`` or ``interactions``."""
+    return InteractionRow(*(*columns[:-2], _value(columns[-2]), _value(columns[-1])))
+
+
+def record_parameters(row: RecordRow) -> Parameters:
+    """Parameters of ``insert_record``."""
+    return (
+        row.project,
+        row.session_id,
+        row.record_id,
+        row.turn_id,
+        row.prompt_id,
+        row.epoch,
+        row.n,
+        row.type,
+        row.data,
+        row.at,
+    )
+
+
+def record_row(columns: Parameters) -> RecordRow:
+    """A row of ``records``."""
+    return RecordRow(*columns)

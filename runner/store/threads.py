@@ -1,0 +1,232 @@
+"""Threads around SQLite: one writer that commits in groups, and readers on connections of their own (DESIGN 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from runner.errors import RunnerError
+
+log = logging.getLogger("runner.store")
+
+GROUP_MAX: Final = 256
+IDLE_SECONDS: Final = 1.0
+COPY_BACK_CHANGES: Final = 5000
+LOG_FRAMES_MAX: Final = 8192
+
+Statement = tuple[str, list[tuple[Any, ...]]]
+Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
+
+
+@dataclass(slots=True)
+class Transaction:
+    """Statements with their rows, in order, that are written together or not at all.
+
+    A ``guarded`` one is refused, without a trace, when its first statement changes no row.
+    """
+
+    future: asyncio.Future[bool]
+    statements: Sequence[Statement]
+    guarded: bool = False
+
+
+@dataclass(slots=True)
+class Query:
+    """Work on a connection, in a thread; ``work`` must finish what it reads. Without a future nobody waits for it."""
+
+    future: asyncio.Future[Any] | None
+    work: Callable[[sqlite3.Connection], Any]
+
+
+def translated(error: Exception) -> RunnerError:
+    """A database that cannot be used is ``store_unavailable``; a row that it refuses is a fault of ours."""
+    refusals = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+    if isinstance(error, sqlite3.Error) and not isinstance(error, refusals):
+        return RunnerError("store_unavailable", f"The store cannot be used: {error}.")
+    return RunnerError("internal", f"The store refused a row: {type(error).__name__}: {error}.")
+
+
+def checkpoint(connection: sqlite3.Connection) -> int:
+    """Copy the log back as far as nobody is disturbed; frames that the log holds."""
+    _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return int(frames)
+
+
+class _Thread:
+    """A thread with a queue and a connection of its own; answers go to the loop once per round."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection) -> None:
+        self._loop = loop
+        self._connection = connection
+        self._thread = threading.Thread(target=self._run, name=f"store:{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to work on what was put."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait, in another thread, until the end of the queue was reached."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _answer(self, answers: list[Answer]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_resolve, answers)
+        except RuntimeError:
+            log.warning("%d answers of the store came after the loop had closed", len(answers))
+
+
+def _resolve(answers: list[Answer]) -> None:
+    for future, value, error in answers:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+class Reader(_Thread):
+    """Runs queries, or checkpoints, without holding up the writer."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection) -> None:
+        super().__init__(name, loop, connection)
+        self._queue: SimpleQueue[Query | None] = SimpleQueue()
+        self.put = self._queue.put
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            value, failure = None, None
+            try:
+                value = item.work(self._connection)
+            except Exception as error:
+                failure = translated(error)
+                log.warning("a query failed: %s", failure.message)
+            if item.future is not None:
+                self._answer([(item.future, value, failure)])
+
+
+class Writer(_Thread):
+    """Runs transactions: all that are queued share one BEGIN … COMMIT, each in its own savepoint.
+
+    The log is copied back by ``helper`` while writes go on. Under steady load that never catches up, so that the log
+    could not start over: then the writer copies the short rest itself.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, helper: Reader) -> None:
+        super().__init__("writer", loop, connection)
+        self._queue: SimpleQueue[Transaction | None] = SimpleQueue()
+        self._helper = helper
+        self._copied_changes = connection.total_changes
+        self._log_frames = 0
+        self.put = self._queue.put
+
+    def _run(self) -> None:
+        while self._round(self._connection):
+            pass
+
+    def _round(self, connection: sqlite3.Connection) -> bool:
+        """One group; False when the end of the queue was reached."""
+        try:
+            changed = connection.total_changes != self._copied_changes
+            first = self._queue.get(timeout=IDLE_SECONDS if changed else None)
+        except Empty:
+            self._copy_back(connection)
+            return True
+        group, goes_on = self._group(first)
+        if group:
+            self._answer(self._write(connection, group))
+            if connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
+                self._copy_back(connection)
+            if self._log_frames > LOG_FRAMES_MAX:
+                self._log_frames = 0
+                self._copy_rest(connection)
+        return goes_on
+
+    def _copy_back(self, connection: sqlite3.Connection) -> None:
+        self._copied_changes = connection.total_changes
+        self._helper.put(Query(None, self._copied))
+
+    def _copied(self, connection: sqlite3.Connection) -> None:
+        self._log_frames = checkpoint(connection)
+
+    def _copy_rest(self, connection: sqlite3.Connection) -> None:
+        try:
+            checkpoint(connection)
+        except sqlite3.Error:
+            log.exception("copying the log back failed")
+
+    def _group(self, first: Transaction | None) -> tuple[list[Transaction], bool]:
+        group: list[Transaction] = []
+        item = first
+        while item is not None:
+            group.append(item)
+            if len(group) >= GROUP_MAX:
+                return group, True
+            try:
+                item = self._queue.get_nowait()
+            except Empty:
+                return group, True
+        return group, False
+
+    def _write(self, connection: sqlite3.Connection, group: list[Transaction]) -> list[Answer]:
+        cursor = connection.cursor()
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            answers = [_apply(cursor, item, alone=len(group) == 1) for item in group]
+            if connection.in_transaction:
+                cursor.execute("COMMIT")
+            return answers
+        except Exception as error:
+            log.exception("a group of %d transactions failed", len(group))
+            _roll_back(connection)
+            return [(item.future, None, translated(error)) for item in group]
+
+
+def _apply(cursor: sqlite3.Cursor, item: Transaction, *, alone: bool) -> Answer:
+    """Run one transaction; its own failure is its answer, a failure of the whole group is raised."""
+    if not alone:
+        cursor.execute("SAVEPOINT one")
+    try:
+        written = _execute(cursor, item)
+    except Exception as error:
+        failure = translated(error)
+        if failure.code == "store_unavailable" or not cursor.connection.in_transaction:
+            raise
+        log.exception("a transaction was refused")
+        cursor.execute("ROLLBACK" if alone else "ROLLBACK TO one")
+        if not alone:
+            cursor.execute("RELEASE one")
+        return item.future, None, failure
+    if not alone:
+        cursor.execute("RELEASE one")
+    return item.future, written, None
+
+
+def _execute(cursor: sqlite3.Cursor, item: Transaction) -> bool:
+    guard = item.guarded
+    for sql, rows in item.statements:
+        if len(rows) == 1:
+            cursor.execute(sql, rows[0])
+        else:
+            cursor.executemany(sql, rows)
+        if guard and cursor.rowcount == 0:
+            return False
+        guard = False
+    return True
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        log.exception("rolling back failed")
