@@ -1,0 +1,150 @@
+"""``acp-runner doctor``: the settings in force, what is missing, and the command that installs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runner.cli.terminal import FAILED, AsJson, Config, StateDir, fail, plain, print_json
+
+if TYPE_CHECKING:
+    from runner.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. ``needed`` tells whether the product works without it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str | None = None
+    needed: bool = True
+
+
+def doctor(
+    sandbox: Annotated[str | None, typer.Option(help="Also prove this provider with its self-check: local.")] = None,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    config: Config = None,
+) -> None:
+    """Print the settings, redacted, and what is missing together with the command that helps.
+
+    Exit code 1 when something is missing that acp-runner needs.
+    """
+    from runner.cli.locate import chosen_state_dir
+    from runner.config import load_settings
+    from runner.errors import RunnerError
+
+    if sandbox not in (None, "local"):
+        raise typer.BadParameter("must be local", param_hint="--sandbox")
+    directory = chosen_state_dir(state_dir, os.environ)
+    try:
+        settings = load_settings(config, os.environ)
+        findings = examine(settings, directory)
+        if sandbox is not None:
+            findings += check_sandbox(settings, directory)
+    except RunnerError as error:
+        fail(error.code, error.message, as_json=as_json)
+    shown = settings.redacted()
+    if as_json:
+        print_json(
+            {
+                "file": str(settings.file) if settings.file else None,
+                "state_dir": str(directory),
+                "settings": shown,
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
+    else:
+        typer.echo(f"# {settings.file or 'no configuration file; defaults'}")
+        _print_settings(shown)
+        typer.echo(f"\n# state directory {directory}")
+        for finding in findings:
+            _print_finding(finding)
+    raise typer.Exit(0 if all(finding.ok for finding in findings if finding.needed) else FAILED)
+
+
+def examine(settings: Settings, directory: Path) -> list[Finding]:
+    """What can be seen without starting anything."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    findings = [
+        Finding(
+            "python", sys.version_info >= (3, 11), f"{version} at {sys.executable}", "install Python 3.11 or newer"
+        ),
+        _writable(directory),
+        _server(directory),
+        _npm(),
+    ]
+    return findings + _harnesses(settings, directory)
+
+
+def _writable(directory: Path) -> Finding:
+    place = directory
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    ok = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    fix = None if ok else f"make {place} writable, or set ACP_RUNNER_STATE_DIR"
+    return Finding("state directory", ok, f"{directory} {'can' if ok else 'cannot'} be written", fix)
+
+
+def _server(directory: Path) -> Finding:
+    from runner.cli.locate import find
+
+    place = find(directory, {})
+    detail = f"running at {place.url}" if place else "not running"
+    return Finding("server", place is not None, detail, None if place else "acp-runner serve", needed=False)
+
+
+def _npm() -> Finding:
+    npm = shutil.which("npm")
+    fix = None if npm else "install Node.js with npm from your distribution, e.g. apt-get install npm"
+    return Finding("npm", npm is not None, npm or "not found: no harness can be installed", fix, needed=False)
+
+
+def _harnesses(settings: Settings, directory: Path) -> list[Finding]:
+    from runner.cli.harness import entries_of
+    from runner.harness.catalogue import Catalogue
+
+    known = Catalogue.build(settings.harness, directory, base_dir=settings.base_dir)
+    return [
+        Finding(
+            f"harness {entry['name']}",
+            entry["available"],
+            entry["reason"] or f"available{', version ' + entry['version'] if entry['version'] else ''}",
+            None if entry["available"] else entry["install_command"],
+            needed=entry["name"] == "demo",
+        )
+        for entry in entries_of(known)
+    ]
+
+
+def check_sandbox(settings: Settings, directory: Path) -> list[Finding]:
+    """Run the provider's self-check (DESIGN 6): it starts and tears down real processes."""
+    raise NotImplementedError
+
+
+def _print_settings(shown: dict[str, Any]) -> None:
+    for section, members in shown.items():
+        if isinstance(members, dict) and members:
+            typer.echo(f"[{section}]")
+            for name, value in members.items():
+                typer.echo(plain(f"{name} = {_value(value)}"))
+
+
+def _value(value: Any) -> str:
+    from runner.wire.codec import to_json
+
+    return "(none)" if value is None else to_json(value).decode()
+
+
+def _print_finding(finding: Finding) -> None:
+    mark = "ok     " if finding.ok else "missing" if finding.needed else "absent "
+    cure = f"; {finding.fix}" if finding.fix and not finding.ok else ""
+    typer.echo(plain(f"{mark} {finding.name}: {finding.detail}{cure}"))

@@ -1,0 +1,51 @@
+"""The command ``acp-runner``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runner.cli import doctor, harness, prompt, questions, serve, sessions
+
+app = typer.Typer(
+    name="acp-runner",
+    help="Runs coding agents in sandboxes, one turn per request.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from runner import __version__
+
+        typer.echo(f"acp-runner {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def acp_runner(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Runs coding agents in sandboxes, one turn per request."""
+
+
+app.command("serve")(serve.serve)
+app.command("prompt")(prompt.prompt)
+app.command("approve")(questions.approve)
+app.add_typer(sessions.app, name="sessions")
+app.command("pool")(sessions.pool)
+app.add_typer(harness.app, name="harness")
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

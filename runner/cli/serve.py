@@ -1,0 +1,74 @@
+"""``acp-runner serve``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from runner.cli.terminal import Config, StateDir, fail, print_json, say
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to bind; default [server] host, 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 chooses one; default [server] port, 8765.")
+    ] = None,
+    state_dir: StateDir = None,
+    config: Config = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C, which drain.
+
+    Prints one JSON line on stdout when it accepts requests; logs go to stderr.
+    """
+    import asyncio
+    import logging
+
+    from runner.assembly import serve as serve_all
+    from runner.cli.locate import chosen_state_dir
+    from runner.config import load_settings
+    from runner.errors import RunnerError
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    directory = chosen_state_dir(state_dir, os.environ)
+    try:
+        settings = load_settings(config, os.environ)
+        if with_parent:
+            threading.Thread(target=_end_with_parent, name="with-parent", daemon=True).start()
+        code = asyncio.run(
+            serve_all(
+                settings,
+                state_dir=directory,
+                host=settings.server.host if host is None else host,
+                port=settings.server.port if port is None else port,
+                on_ready=_announce,
+            )
+        )
+    except RunnerError as error:
+        fail(error.code, error.message)
+    except OSError as error:
+        fail("internal", f"cannot serve: {error.strerror or error}")
+    except KeyboardInterrupt:
+        code = 0
+    raise typer.Exit(code)
+
+
+def _announce(ready: dict[str, Any]) -> None:
+    """The ready line, and what a person needs."""
+    print_json({"ready": True, "url": ready.get("url"), "replica_id": ready.get("replica_id")})
+    sys.stdout.flush()
+    say(f"serving at {ready.get('url')}")
+    if ready.get("token_file"):
+        say(f"the token is in {ready['token_file']}")
+
+
+def _end_with_parent() -> None:
+    """End as by SIGTERM once stdin is closed: whoever started this server has gone."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,352 @@
+"""Python client of the HTTP API, used by the command line and the tests.
+
+aiohttp is imported when a client is opened, so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import orjson
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECT_SECONDS: Final = 10.0
+READ_SECONDS: Final = 60.0
+MAX_LINE_BYTES: Final = 256 * 1024 * 1024
+NDJSON: Final = {"Accept": "application/x-ndjson"}
+
+
+class ApiError(Exception):
+    """The server refused, or could not be understood.
+
+    Attributes:
+        code: of the problem document; ``unreachable`` without a server, ``stream_broken`` when a stream ended
+            without its end, ``unexpected_answer`` for an error that is no problem document.
+        status: HTTP status, 0 without an answer.
+        problem: the document, empty without one.
+    """
+
+    def __init__(self, code: str, status: int, message: str, problem: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+        self.message = message
+        self.problem = dict(problem or {})
+
+    @property
+    def retryable(self) -> bool:
+        """What the server said; a connection that failed may be tried again."""
+        return bool(self.problem.get("retryable", self.code in ("unreachable", "stream_broken")))
+
+
+class LineParser:
+    """Cuts one response's body into JSON lines. One per connection: half a line never meets another stream (H5)."""
+
+    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._pending: list[bytes] = []
+        self._size = 0
+        self._max = max_line_bytes
+
+    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
+        """The lines that ``chunk`` completed.
+
+        Raises:
+            ApiError: ``unexpected_answer`` for what is no JSON object, or for a line beyond the bound.
+        """
+        head, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._keep(chunk)
+            return []
+        whole = b"".join([*self._pending, head])
+        self._pending.clear()
+        self._size = 0
+        self._keep(rest)
+        return [_line(part) for part in whole.split(b"\n") if part.strip()]
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self._max:
+            raise ApiError("unexpected_answer", 200, f"The server sent a line of more than {self._max} bytes.")
+        if piece:
+            self._pending.append(piece)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether half a line is waiting for its rest."""
+        return bool(self._pending)
+
+
+def _line(part: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(part)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError("unexpected_answer", 200, "The server sent a line that is no JSON object.")
+    return value
+
+
+class Client:
+    """An async context over one server.
+
+    Args:
+        url: ``http://host:port``, with a path prefix if there is one.
+        token: for ``Authorization``; None asks only what is open.
+        read_seconds: the longest silence of a stream; more than the server's ping interval.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, read_seconds: float = READ_SECONDS) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._read_seconds = read_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; open streams break. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            import aiohttp
+
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            # A proxy of the environment is never meant for this machine itself.
+            self._session = aiohttp.ClientSession(headers=headers, trust_env=not _is_loopback(self.url))
+        return self._session
+
+    async def dispatch(
+        self, session: str, prompt: str | list[dict[str, Any]], **fields: Any
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Dispatch a prompt and yield its lines: events, then one result; pings are left out.
+
+        Closing the generator detaches from the turn, nothing else.
+
+        Args:
+            session: the session's id.
+            prompt: text or ACP content blocks.
+            fields: more members of the body (DESIGN 4.1).
+
+        Raises:
+            ApiError: refused before the first line, or ``stream_broken`` when it ended without a result.
+        """
+        body = {"prompt": prompt, **fields}
+        async with self._stream("POST", f"/v1/sessions/{_id(session)}/turns", body) as lines:
+            async for line in lines:
+                yield line
+                if line.get("kind") == "result":
+                    return
+        raise ApiError("stream_broken", 200, "The server ended the stream without a result.")
+
+    async def prompt(self, session: str, prompt: str | list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """Dispatch a prompt and wait for its result; a refusal is a failed result with its error."""
+        result: dict[str, Any] = {}
+        async for line in self.dispatch(session, prompt, **fields):
+            if line.get("kind") == "result":
+                result = line["result"]
+        return result
+
+    async def submit(self, session: str, prompt: str | list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """Dispatch without waiting: ``{prompt_id, turn_id, state}``."""
+        path = f"/v1/sessions/{_id(session)}/turns"
+        return await self._call("POST", path, {"prompt": prompt, **fields}, headers={"Prefer": "respond-async"})
+
+    async def cancel(
+        self,
+        session: str,
+        *,
+        expected_execution_id: str | None = None,
+        idempotency_key: str | None = None,
+        wait_seconds: float | None = None,
+        queue: str | None = None,
+    ) -> dict[str, Any]:
+        """Stop the session's turn; with ``wait_seconds`` its settled outcome."""
+        body = _given(
+            expected_execution_id=expected_execution_id,
+            idempotency_key=idempotency_key,
+            wait_seconds=wait_seconds,
+            queue=queue,
+        )
+        path = f"/v1/sessions/{_id(session)}/cancel"
+        return await self._call("POST", path, body, seconds=self._read_seconds + (wait_seconds or 0))
+
+    async def kill(self, session: str) -> dict[str, Any]:
+        """Destroy the session's sandbox."""
+        return await self._call("POST", f"/v1/sessions/{_id(session)}/kill")
+
+    async def delete(self, session: str) -> dict[str, Any]:
+        """Kill and end the session."""
+        return await self._call("DELETE", f"/v1/sessions/{_id(session)}")
+
+    async def sessions(self, *, limit: int | None = None, cursor: str | None = None) -> dict[str, Any]:
+        """A page of the project's sessions."""
+        return await self._call("GET", "/v1/sessions", query=_given(limit=limit, cursor=cursor))
+
+    async def session(self, session: str) -> dict[str, Any]:
+        """The session's view."""
+        return await self._call("GET", f"/v1/sessions/{_id(session)}")
+
+    async def records(self, session: str, *, after: str | None = None, limit: int | None = None) -> dict[str, Any]:
+        """A page of the session's records."""
+        path = f"/v1/sessions/{_id(session)}/records"
+        return await self._call("GET", path, query=_given(after=after, limit=limit))
+
+    async def events(
+        self, session: str, *, after: str | None = None, follow: bool = False
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Events behind a cursor; with ``follow`` live ones until the generator is closed."""
+        query = _given(after=after, follow="1" if follow else None)
+        async with self._stream("GET", f"/v1/sessions/{_id(session)}/events", query=query) as lines:
+            async for line in lines:
+                yield line
+
+    async def interactions(self, session: str | None = None, *, status: str | None = None) -> dict[str, Any]:
+        """Questions of a session, or of the project."""
+        path = "/v1/interactions" if session is None else f"/v1/sessions/{_id(session)}/interactions"
+        return await self._call("GET", path, query=_given(status=status))
+
+    async def answer(
+        self,
+        session: str,
+        interaction: str,
+        *,
+        option_id: str | None = None,
+        decision: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """Answer a question by exactly one of ``option_id`` and ``decision`` (allow or deny)."""
+        path = f"/v1/sessions/{_id(session)}/interactions/{_id(interaction)}/answer"
+        return await self._call(
+            "POST", path, _given(option_id=option_id, decision=decision, idempotency_key=idempotency_key)
+        )
+
+    async def pool(self) -> dict[str, Any]:
+        """Seats, spares and verdicts."""
+        return await self._call("GET", "/v1/pool")
+
+    async def health(self) -> dict[str, Any]:
+        """Status and version; with a token the replica, harnesses and providers."""
+        return await self._call("GET", "/health")
+
+    async def ready(self) -> dict[str, Any]:
+        """Whether turns can be dispatched, and why not."""
+        return await self._call("GET", "/ready", accepted=(200, 503))
+
+    async def openapi(self) -> dict[str, Any]:
+        """The API's description."""
+        return await self._call("GET", "/openapi.json")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        accepted: tuple[int, ...] = (200, 202),
+    ) -> dict[str, Any]:
+        async with self._request(method, path, body, query, headers, total=seconds or self._read_seconds) as response:
+            content = await response.read()
+            if response.status not in accepted:
+                raise _refusal(response.status, content)
+            try:
+                value: dict[str, Any] = orjson.loads(content)
+            except orjson.JSONDecodeError:
+                raise _refusal(response.status, content) from None
+            return value
+
+    @asynccontextmanager
+    async def _stream(
+        self, method: str, path: str, body: Any = None, query: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        async with self._request(method, path, body, query, NDJSON, total=None) as response:
+            if response.status != 200:
+                raise _refusal(response.status, await response.read())
+            yield _lines(response)
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None,
+        *,
+        total: float | None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        session = self._open()
+        import aiohttp
+        from yarl import URL
+
+        given = {**(headers or {}), **({"Content-Type": "application/json"} if body is not None else {})}
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=self._read_seconds)
+        try:
+            async with session.request(
+                method,
+                URL(self.url + path + (f"?{urlencode(query)}" if query else ""), encoded=True),
+                data=None if body is None else orjson.dumps(body),
+                headers=given,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            raise ApiError("unreachable", 0, f"No answer from {self.url}: {error}.") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise ApiError("stream_broken", 0, f"The connection to {self.url} broke: {reason}.") from error
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    parser = LineParser()
+    async for chunk in response.content.iter_any():
+        for line in parser.feed(chunk):
+            if line.get("kind") != "ping":
+                yield line
+    if parser.unfinished:
+        raise ApiError("stream_broken", 200, "The server ended the stream in the middle of a line.")
+
+
+def _refusal(status: int, content: bytes) -> ApiError:
+    try:
+        problem = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        problem = None
+    if isinstance(problem, dict) and isinstance(problem.get("code"), str):
+        return ApiError(problem["code"], status, str(problem.get("detail") or problem["code"]), problem)
+    return ApiError("unexpected_answer", status, f"The server answered {status} without a problem document.")
+
+
+def _id(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
