@@ -1,0 +1,220 @@
+"""A whole replica in memory: real rules, shells, pool and sessions over doubles of store, plane and sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.assembly import Replica, build
+from runner.config import Settings
+from runner.errors import RunnerError
+from runner.ids import Ids
+from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
+from runner.session.port import Caller, PromptHandle, ReaderEnded
+from runner.store.memory import MemoryStore
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+from tests.session.fake_agent import FakeAgent
+from tests.virtual_time import LoopClock
+
+CALLER = Caller("p", frozenset({"dispatch", "read", "operate"}))
+
+
+class FakeMark:
+    def __init__(self, gate: asyncio.Event | None) -> None:
+        self._gate = gate
+
+    async def set(self, seconds: float) -> None:
+        if self._gate is not None:
+            await self._gate.wait()
+
+
+class FakeSandbox:
+    """A sandbox around a ``FakeAgent``; what it was asked to do is in ``story``."""
+
+    isolation = "none"
+
+    def __init__(self, provider: FakeProvider, spec: SandboxSpec, agent: FakeAgent) -> None:
+        self.spec = spec
+        self.agent = agent
+        self.provider = provider
+        self.story: list[str] = []
+        self.gone = asyncio.Event()
+
+    @property
+    def transport(self) -> Any:
+        return self.agent.transport
+
+    @property
+    def workspace(self) -> str:
+        return f"/w/{self.spec.session_id}"
+
+    @property
+    def agent_pid(self) -> int | None:
+        return self.agent.pid
+
+    def mark(self, turn_id: str) -> FakeMark:
+        self.story.append(f"mark {turn_id}")
+        return FakeMark(None)
+
+    async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
+        self.story.append(f"kill {turn_id}")
+        survivors = self.provider.survivors
+        return Reaped(1, (4242,) if survivors else ())
+
+    async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
+        self.story.append("destroy")
+        if self.provider.destroy_gate is not None:
+            await self.provider.destroy_gate.wait()
+        self.agent.exit(0)
+        self.gone.set()
+        if self.provider.unproven > 0:
+            self.provider.unproven -= 1
+            return Gone(False, "none", (4242,))
+        self.provider.alive.discard(self.spec.seat_id)
+        return Gone(True, "echild")
+
+
+@dataclass
+class FakeProvider:
+    """Starts ``FakeSandbox`` objects; faults are switches."""
+
+    name: str = "local"
+    capacity: int | None = None
+    manners: dict[str, Any] = field(default_factory=dict)
+    start_gate: asyncio.Event | None = None
+    start_error: RunnerError | None = None
+    destroy_gate: asyncio.Event | None = None
+    survivors: bool = False
+    unproven: int = 0
+    sandboxes: list[FakeSandbox] = field(default_factory=list)
+    alive: set[str] = field(default_factory=set)
+    started: asyncio.Condition = field(default_factory=asyncio.Condition)
+    removed: list[tuple[str, str]] = field(default_factory=list)
+
+    def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
+        return Paths(Path("/w"), Path("/h"), Path("/t"))
+
+    async def start(self, spec: SandboxSpec) -> FakeSandbox:
+        if self.start_gate is not None:
+            await self.start_gate.wait()
+        if self.start_error is not None:
+            raise self.start_error
+        agent = FakeAgent(1000 + len(self.sandboxes), self.manners)
+        sandbox = FakeSandbox(self, spec, agent)
+        self.alive.add(spec.seat_id)
+        async with self.started:
+            self.sandboxes.append(sandbox)
+            self.started.notify_all()
+        return sandbox
+
+    async def remove(self, project: str, session_id: str) -> None:
+        self.removed.append((project, session_id))
+
+    async def close(self) -> None:
+        return None
+
+
+class CountingIds(Ids):
+    """Readable ids in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def mint(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}_{self._count}"
+
+
+class Bed:
+    """One replica and what a test does to it."""
+
+    def __init__(self, replica: Replica, provider: FakeProvider, store: Any) -> None:
+        self.replica = replica
+        self.provider = provider
+        self.store = store
+        self.sessions = replica.coordinator
+        self.pool = replica.services.pool
+
+    @classmethod
+    async def make(
+        cls, *, settings: dict[str, Any] | None = None, store: Any = None, plane: Any = None
+    ) -> Bed:
+        provider = FakeProvider()
+        store = store or MemoryStore()
+        replica = await build(
+            Settings.model_validate(settings or {}),
+            state_dir=Path("/nowhere"),
+            replica_id="rep_1",
+            store=store,
+            plane=plane,
+            providers={"local": provider},
+            clock=LoopClock(),
+            ids=CountingIds(),
+        )
+        return cls(replica, provider, store)
+
+    async def dispatch(self, session_id: str = "s", prompt: str = "hello", **fields: Any) -> PromptHandle:
+        request = DispatchRequest.model_validate({"prompt": prompt, **fields})
+        return await self.sessions.dispatch(CALLER, session_id, request)
+
+    async def agent(self, count: int = 1) -> FakeAgent:
+        """The ``count``-th agent that was started."""
+        async with self.provider.started:
+            await self.provider.started.wait_for(lambda: len(self.provider.sandboxes) >= count)
+        return self.provider.sandboxes[count - 1].agent
+
+    def sandbox(self, count: int = 1) -> FakeSandbox:
+        return self.provider.sandboxes[count - 1]
+
+    async def turn(self, session_id: str = "s", prompt: str = "hello", *, agents: int = 1, nth: int = 1) -> Any:
+        """A whole turn in which the agent says ``ok``; its result."""
+        handle = await self.dispatch(session_id, prompt, keep_on_disconnect=True)
+        agent = await self.agent(agents)
+        frame = await agent.prompt(nth)
+        agent.say("ok")
+        agent.answer(frame)
+        return await handle.result()
+
+    async def cancel(self, session_id: str = "s", **fields: Any) -> Any:
+        return await self.sessions.cancel(CALLER, session_id, CancelRequest.model_validate(fields))
+
+    async def answer(self, interaction_id: str, session_id: str = "s", **fields: Any) -> Any:
+        request = AnswerRequest.model_validate(fields)
+        return await self.sessions.answer(CALLER, session_id, interaction_id, request)
+
+    async def events(self, handle: PromptHandle) -> list[dict[str, Any]]:
+        """Every event of a handle's stream until its end."""
+        return await drained(handle.reader())
+
+    async def history(self, session_id: str = "s", after: str | None = None) -> list[dict[str, Any]]:
+        """What a late reader sees."""
+        return await drained(await self.sessions.follow(CALLER, session_id, after, False))
+
+    async def state(self, session_id: str = "s") -> str:
+        return str((await self.sessions.view(CALLER, session_id))["state"])
+
+    async def close(self) -> None:
+        await self.replica.close()
+
+
+async def drained(reader: Any) -> list[dict[str, Any]]:
+    """All events of a reader that ends."""
+    lines: list[dict[str, Any]] = []
+    try:
+        while True:
+            chunk = await reader.next(3600)
+            assert chunk is not None, "the reader is silent"
+            lines += [json.loads(line) for line in chunk.splitlines()]
+    except ReaderEnded:
+        return lines
+    finally:
+        reader.close()
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    """Their types."""
+    return [event["type"] for event in events]

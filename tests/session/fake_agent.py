@@ -1,0 +1,132 @@
+"""An agent in memory that a test drives frame by frame: it does nothing that the test does not say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from runner.acp.memory import MemoryTransport
+from runner.acp.transport import ExitInfo
+
+
+class FakeAgent:
+    """Answers ``initialize`` and ``session/new`` unless told not to; keeps every other frame for the test."""
+
+    def __init__(self, pid: int, manners: dict[str, Any]) -> None:
+        self.transport = MemoryTransport(pid)
+        self.pid = pid
+        self.manners = manners
+        self.frames: list[dict[str, Any]] = []
+        self.new_params: dict[str, Any] = {}
+        self._arrived = asyncio.Condition()
+        self._task = asyncio.get_running_loop().create_task(self._read(), name=f"agent {pid}")
+
+    @property
+    def _wire(self) -> Any:
+        return self.transport.agent
+
+    async def _read(self) -> None:
+        while (frame := await self._wire.read_frame()) is not None:
+            async with self._arrived:
+                self.frames.append(frame)
+                self._arrived.notify_all()
+            await self._manners(frame)
+
+    async def _manners(self, frame: dict[str, Any]) -> None:
+        method = frame.get("method")
+        gate = self.manners.get(f"gate:{method}")
+        if gate is not None:
+            await gate.wait()
+        if method == "initialize" and self.manners.get("initialize", True):
+            self.result(frame["id"], {"protocolVersion": 1, "agentInfo": {"name": "fake", "version": "1"}})
+        elif method == "session/new" and self.manners.get("session/new", True):
+            self.new_params = frame["params"]
+            self.result(frame["id"], {"sessionId": "agent-session", **self.manners.get("new", {})})
+        elif method in ("session/set_mode", "session/set_config_option"):
+            self.result(frame["id"], {})
+
+    # -- what the agent says -----------------------------------------------------------------------------------------
+
+    def send(self, *frames: dict[str, Any]) -> None:
+        """Frames in one burst."""
+        self._wire.send(*({"jsonrpc": "2.0", **frame} for frame in frames))
+
+    def result(self, request_id: Any, result: Any) -> None:
+        """Answer a request."""
+        self.send({"id": request_id, "result": result})
+
+    def error(self, request_id: Any, code: int, message: str = "error") -> None:
+        """Refuse a request."""
+        self.send({"id": request_id, "error": {"code": code, "message": message}})
+
+    def update(self, **update: Any) -> None:
+        """One ``session/update``."""
+        self.send(update_frame(**update))
+
+    def say(self, text: str) -> None:
+        """A message chunk."""
+        self.send(text_frame(text))
+
+    def answer(self, prompt: dict[str, Any], stop_reason: str = "end_turn") -> None:
+        """End the turn."""
+        self.result(prompt["id"], {"stopReason": stop_reason})
+
+    def ask(self, request_id: Any, tool_call_id: str = "t1", options: list[dict[str, Any]] | None = None) -> None:
+        """Ask for permission."""
+        self.send(permission_frame(request_id, tool_call_id, options))
+
+    def exit(self, code: int = 1) -> None:
+        """Exit."""
+        self._wire.exit(ExitInfo(code=code))
+
+    # -- what the agent heard ----------------------------------------------------------------------------------------
+
+    async def heard(self, method: str, count: int = 1) -> dict[str, Any]:
+        """The ``count``-th frame of this method, once it is there."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.all(method)) >= count)
+        return self.all(method)[count - 1]
+
+    async def answered(self, request_id: Any) -> dict[str, Any]:
+        """The client's answer to one of the agent's requests."""
+
+        def there() -> list[dict[str, Any]]:
+            return [frame for frame in self.frames if "method" not in frame and frame.get("id") == request_id]
+
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: bool(there()))
+        return there()[0]
+
+    def all(self, method: str) -> list[dict[str, Any]]:
+        """Every frame of this method so far."""
+        return [frame for frame in self.frames if frame.get("method") == method]
+
+    async def prompt(self, count: int = 1) -> dict[str, Any]:
+        """The ``count``-th prompt."""
+        return await self.heard("session/prompt", count)
+
+
+def update_frame(**update: Any) -> dict[str, Any]:
+    """A ``session/update`` notification."""
+    return {"method": "session/update", "params": {"sessionId": "agent-session", "update": update}}
+
+
+def text_frame(text: str, **more: Any) -> dict[str, Any]:
+    """A message chunk."""
+    return update_frame(sessionUpdate="agent_message_chunk", content={"type": "text", "text": text}, **more)
+
+
+OPTIONS = [
+    {"optionId": "yes", "name": "Allow once", "kind": "allow_once"},
+    {"optionId": "always", "name": "Always", "kind": "allow_always"},
+    {"optionId": "no", "name": "Reject", "kind": "reject_once"},
+]
+
+
+def permission_frame(
+    request_id: Any, tool_call_id: str = "t1", options: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """A ``session/request_permission`` request."""
+    tool_call = {"toolCallId": tool_call_id, "title": "run it", "kind": "execute", "rawInput": {"command": "rm x"}}
+    params = {"sessionId": "agent-session", "toolCall": tool_call, "options": OPTIONS if options is None else options}
+    return {"id": request_id, "method": "session/request_permission", "params": params}
