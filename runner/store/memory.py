@@ -150,6 +150,11 @@ class MemoryStore:
         ]
         return sorted(wanted, key=lambda row: row.created_at)[-rows.ROWS_MAX :]
 
+    async def open_interactions(self, status: str) -> list[InteractionRow]:
+        self._usable()
+        found = (rows.interaction_row(row) for row in self._interactions.values())
+        return sorted((row for row in found if row.status == status), key=lambda row: row.created_at)
+
     async def interaction(self, project: str, interaction_id: str) -> InteractionRow | None:
         self._usable()
         found = self._interactions.get((project, interaction_id))

@@ -96,8 +96,7 @@ class RecordRow:
 class Admission:
     """One transaction: the session row as it is from now on, the turn, the prompt, closings, first records.
 
-    ``takes_answer``: this interaction must go ``answered`` -> ``consumed`` (or ``pending`` -> ``cancelled`` for those
-    in ``interactions``) with it.
+    ``interactions`` are upserted; one that is consumed, cancelled or expired stays as it is (also in an ``Ending``).
     """
 
     session: SessionRow
@@ -125,8 +124,10 @@ class Ending:
 class Store(Protocol):
     """Durable: what a finished call wrote survives kill -9 of the process.
 
-    Every method raises ``RunnerError("store_unavailable")`` when the database cannot be used. A cancelled call may or
-    may not have been written; it is never half written.
+    Every method raises ``RunnerError("store_unavailable")`` when the database cannot be used, and ``internal`` for a
+    row that it refuses (a cursor that belongs to another record). A cancelled call may or may not have been written;
+    it is never half written. Upserts keep what never changes: a session's ``created_at`` and, once set, ``ended_at``; a
+    prompt's ``digest``, ``created_at`` and ``content``; an interaction's session, kind and ``created_at``.
     """
 
     store_id: str
@@ -161,7 +162,10 @@ class Store(Protocol):
         ...
 
     async def sessions(self, project: str, limit: int, before: tuple[int, str] | None = None) -> list[SessionRow]:
-        """Newest ``updated_at`` first, tie broken by id; ``before`` is the last row's (updated_at, id)."""
+        """Newest ``updated_at`` first, tie broken by id, at most ``limit`` and never more than 10,000.
+
+        ``before`` is the last row's (updated_at, id).
+        """
         ...
 
     async def prompt(self, project: str, session_id: str, prompt_id: str) -> PromptRow | None:
@@ -183,13 +187,13 @@ class Store(Protocol):
     async def records(
         self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
     ) -> list[RecordRow]:
-        """Records in cursor order, those behind ``after`` = (epoch, n), at most ``limit``."""
+        """Records in cursor order, those behind ``after`` = (epoch, n), at most ``limit`` and 10,000."""
         ...
 
     async def interactions(
         self, project: str, session_id: str | None = None, status: str | None = None
     ) -> list[InteractionRow]:
-        """Interactions in order of creation."""
+        """Interactions in order of creation, the newest 10,000."""
         ...
 
     async def open_interactions(self, status: str) -> list[InteractionRow]:
@@ -201,7 +205,7 @@ class Store(Protocol):
         ...
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
-        """Nothing of a deleted session but its ended row stays readable."""
+        """Nothing of an ended session but its row, without config and agent state, stays; others are left alone."""
         ...
 
     async def ready(self) -> bool:

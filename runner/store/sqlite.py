@@ -131,7 +131,8 @@ class SqliteStore:
     async def interactions(
         self, project: str, session_id: str | None = None, status: str | None = None
     ) -> list[InteractionRow]:
-        newest = await self._all("interactions", rows.interaction_row, project, session_id, status, rows.ROWS_MAX)
+        name, of = ("interactions", ()) if session_id is None else ("session_interactions", (session_id,))
+        newest = await self._all(name, rows.interaction_row, project, status, rows.ROWS_MAX, *of)
         return newest[::-1]
 
     async def open_interactions(self, status: str) -> list[InteractionRow]:

@@ -115,9 +115,14 @@ FROM interactions WHERE project = ?1 AND interaction_id = ?2;
 
 -- name: interactions
 SELECT project, session_id, interaction_id, turn_id, status, kind, created_at, expires_at, request, answer
-FROM interactions WHERE project = ?1 AND (?2 IS NULL OR session_id = ?2) AND (?3 IS NULL OR status = ?3)
-ORDER BY created_at DESC, seq DESC LIMIT ?4;
+FROM interactions WHERE project = ?1 AND (?2 IS NULL OR status = ?2)
+ORDER BY created_at DESC, seq DESC LIMIT ?3;
+
+-- name: session_interactions
+SELECT project, session_id, interaction_id, turn_id, status, kind, created_at, expires_at, request, answer
+FROM interactions WHERE project = ?1 AND session_id = ?4 AND (?2 IS NULL OR status = ?2)
+ORDER BY created_at DESC, seq DESC LIMIT ?3;
 
 -- name: open_interactions
 SELECT project, session_id, interaction_id, turn_id, status, kind, created_at, expires_at, request, answer
-FROM interactions WHERE status = ?1 ORDER BY created_at, interaction_id;
+FROM interactions WHERE status = ?1 ORDER BY created_at, seq;

@@ -1,0 +1,112 @@
+"""Any sequence of calls gives the same answers from both stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.errors import RunnerError
+from runner.store.memory import MemoryStore
+from runner.store.port import Admission, Store
+from runner.store.sqlite import SqliteStore
+from tests.store.rows import PROJECT, ending, prompt, question, record, session, turn
+
+Call = Callable[[Store], Coroutine[Any, Any, Any]]
+
+SESSIONS = st.sampled_from(["a", "b"])
+INSTANTS = st.integers(0, 5)
+TURNS = st.builds(turn, st.sampled_from(["t1", "t2", "t3"]), st.integers(1, 3), SESSIONS)
+PROMPTS = st.builds(prompt, st.sampled_from(["p1", "p2"]), st.sampled_from(["active", "done"]), SESSIONS)
+QUESTIONS = st.builds(
+    question,
+    st.sampled_from(["i1", "i2"]),
+    st.sampled_from(["pending", "answered", "consumed", "cancelled"]),
+    SESSIONS,
+    created_at=INSTANTS,
+    answer=st.none() | st.just({"decision": "allow"}),
+)
+RECORDS = st.builds(record, st.integers(1, 3), st.integers(1, 2), SESSIONS, at=INSTANTS) | st.builds(
+    record, st.integers(1, 3), st.integers(1, 2), SESSIONS, record_id=st.sampled_from(["x", "y"])
+)
+
+
+def ended_session(name: str, at: int, ended: bool) -> Any:
+    return session(name, at, ended_at=at if ended else None, config={"at": at})
+
+
+ROWS = st.builds(ended_session, SESSIONS, INSTANTS, st.booleans())
+MORE = {
+    "interactions": st.lists(QUESTIONS, max_size=2),
+    "records": st.lists(RECORDS, max_size=3),
+}
+
+
+def admit(row: Any, of: Any, prompt_row: Any, interactions: Any, records: Any) -> Call:
+    return lambda store: store.admit(Admission(row, of, prompt_row, interactions, records))
+
+
+def end(of: Any, outcome: str, prompts: Any, interactions: Any, records: Any) -> Call:
+    row = ending(of, outcome, others=prompts, interactions=interactions, records=records)
+    return lambda store: store.end(row)
+
+
+CALLS = st.one_of(
+    st.builds(admit, ROWS, TURNS, st.none() | PROMPTS, *MORE.values()),
+    st.builds(end, TURNS, st.sampled_from(["completed", "lost"]), st.lists(PROMPTS, max_size=2), *MORE.values()),
+    st.builds(lambda row: lambda store: store.save_session(row), ROWS),
+    st.builds(
+        lambda records, interactions, prompts: lambda store: store.append(records, interactions, prompts),
+        MORE["records"],
+        MORE["interactions"],
+        st.lists(PROMPTS, max_size=2),
+    ),
+    st.builds(
+        lambda row, expected: lambda store: store.answer_interaction(row, expected),
+        QUESTIONS,
+        st.sampled_from(["pending", "answered"]),
+    ),
+    st.builds(lambda name: lambda store: store.delete_session_content(PROJECT, name), SESSIONS),
+)
+
+
+async def answer(call: Call, store: Store) -> Any:
+    try:
+        return await call(store)
+    except RunnerError as error:
+        return error.code
+
+
+async def everything(store: Store) -> list[Any]:
+    seen: list[Any] = [await store.sessions(PROJECT, 10), await store.open_turns(), await store.interactions(PROJECT)]
+    seen.append(await store.sessions(PROJECT, 10, (3, "a")))
+    for name in ("a", "b"):
+        seen += [await store.session(PROJECT, name), await store.last_turn(PROJECT, name)]
+        seen += [await store.records(PROJECT, name, None, 100), await store.records(PROJECT, name, (1, 2), 2)]
+        seen += [await store.turn(PROJECT, name, one) for one in ("t1", "t2", "t3")]
+        seen += [await store.prompt(PROJECT, name, one) for one in ("p1", "p2")]
+        seen.append(await store.interactions(PROJECT, name, "pending"))
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(CALLS, min_size=1, max_size=4), max_size=8))
+def test_both_stores_answer_the_same(rounds: list[list[Call]]):
+    async def compare() -> None:
+        with TemporaryDirectory() as folder:
+            sqlite, memory = await SqliteStore.open(Path(folder) / "db"), MemoryStore()
+            try:
+                for calls in rounds:
+                    one = await asyncio.gather(*(answer(call, sqlite) for call in calls))
+                    other = [await answer(call, memory) for call in calls]
+                    assert one == other
+                    assert await everything(sqlite) == await everything(memory)
+            finally:
+                await sqlite.close()
+
+    asyncio.run(compare())
