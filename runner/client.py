@@ -126,7 +126,7 @@ class Client:
 
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
             # A proxy of the environment is never meant for this machine itself.
-            self._session = aiohttp.ClientSession(headers=headers, trust_env=not _is_loopback(self.url))
+            self._session = aiohttp.ClientSession(headers=headers, trust_env=not is_loopback_url(self.url))
         return self._session
 
     async def dispatch(
@@ -342,7 +342,8 @@ def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback_url(url: str) -> bool:
+    """Whether a URL's host is this machine itself."""
     host = urlsplit(url).hostname or ""
     if host == "localhost":
         return True

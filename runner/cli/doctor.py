@@ -146,5 +146,6 @@ def _value(value: Any) -> str:
 
 def _print_finding(finding: Finding) -> None:
     mark = "ok     " if finding.ok else "missing" if finding.needed else "absent "
-    cure = f"; {finding.fix}" if finding.fix and not finding.ok else ""
+    told = not finding.fix or finding.fix in finding.detail
+    cure = "" if finding.ok or told else f"; {finding.fix}"
     typer.echo(plain(f"{mark} {finding.name}: {finding.detail}{cure}"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from runner.client import ApiError, Client
+from runner.client import ApiError, Client, is_loopback_url
 from runner.errors import RunnerError
 from runner.resources import state_dir
 
@@ -20,7 +20,6 @@ READY_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 60.0
 CLOSE_SECONDS: Final = 5.0
 TAIL_BYTES: Final = 2000
-LOOPBACK: Final = ("http://127.", "http://localhost", "http://[::1]")
 OWN_LOG: Final = "prompt-server.log"
 
 
@@ -50,7 +49,7 @@ def find(named: Path | None, environ: Mapping[str, str]) -> Place | None:
     directory = chosen_state_dir(named, environ)
     url = environ.get("ACP_RUNNER_URL")
     if url and named is None:
-        local = _token(directory) if url.startswith(LOOPBACK) else None
+        local = _token(directory) if is_loopback_url(url) else None
         return Place(url, environ.get("ACP_RUNNER_TOKEN") or local)
     try:
         told = json.loads((directory / "server.json").read_text(encoding="utf-8"))

@@ -127,7 +127,7 @@ async def forwarded(
         with suppress(ApiError):
             harness = (await client.session(session)).get("harness")
     known = (await client.health()).get("harnesses") or []
-    entry = next((item for item in known if item.get("name") == (harness or DEFAULT_HARNESS)), {})
+    entry: dict[str, Any] = next((item for item in known if item.get("name") == (harness or DEFAULT_HARNESS)), {})
     keys = {name: environ[name] for name in entry.get("key_vars") or () if environ.get(name)}
     settings = {name: environ[name] for name in entry.get("setting_vars") or () if environ.get(name)}
     own = dict(fields.get("env") or {})

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from runner.cli.terminal import Config, StateDir, fail, print_json, say
+from runner.cli.terminal import INTERRUPTED, Config, StateDir, fail, print_json, say
 
 
 def serve(
@@ -27,14 +27,14 @@ def serve(
     Prints one JSON line on stdout when it accepts requests; logs go to stderr.
     """
     import asyncio
-    import logging
 
+    from runner.assembly import log_to_stderr
     from runner.assembly import serve as serve_all
     from runner.cli.locate import chosen_state_dir
     from runner.config import load_settings
     from runner.errors import RunnerError
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     directory = chosen_state_dir(state_dir, os.environ)
     try:
         settings = load_settings(config, os.environ)
@@ -53,8 +53,8 @@ def serve(
         fail(error.code, error.message)
     except OSError as error:
         fail("internal", f"cannot serve: {error.strerror or error}")
-    except KeyboardInterrupt:
-        code = 0
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        code = INTERRUPTED
     raise typer.Exit(code)
 
 
@@ -63,8 +63,6 @@ def _announce(ready: dict[str, Any]) -> None:
     print_json({"ready": True, "url": ready.get("url"), "replica_id": ready.get("replica_id")})
     sys.stdout.flush()
     say(f"serving at {ready.get('url')}")
-    if ready.get("token_file"):
-        say(f"the token is in {ready['token_file']}")
 
 
 def _end_with_parent() -> None:

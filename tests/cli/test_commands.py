@@ -1,0 +1,192 @@
+"""The other client commands, and how a server is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.cli import locate, questions
+from runner.errors import RunnerError
+from tests.cli.conftest import Invoke, Served
+from tests.server.double import question
+
+
+def calls(served: Served, name: str) -> list[Any]:
+    return [call[3] for call in served.sessions.calls if call[0] == name]
+
+
+def test_sessions(invoke: Invoke, served: Served) -> None:
+    for arguments in (["sessions"], ["sessions", "list"]):
+        ran = invoke(*arguments)
+        assert ran.exit_code == 0
+        assert "s1" in ran.stdout
+        assert "completed" in ran.stdout
+    assert json.loads(invoke("sessions", "--json").stdout)["items"][0]["session_id"] == "s1"
+    assert json.loads(invoke("sessions", "list", "--json", "--limit", "3").stdout)["next_cursor"] is None
+    assert calls(served, "sessions")[-1] == (3, None)
+
+
+def test_show(invoke: Invoke) -> None:
+    ran = invoke("sessions", "show", "s1")
+    assert ran.exit_code == 0
+    assert "session_id: s1" in ran.stdout
+    assert "pool.start: cold" in ran.stdout
+    assert json.loads(invoke("sessions", "show", "s1", "--json").stdout)["state"] == "idle"
+
+
+def test_stop_and_kill(invoke: Invoke, served: Served) -> None:
+    ran = invoke("sessions", "stop", "s1", "--turn", "t1", "--wait", "5")
+    assert ran.exit_code == 0
+    assert "idle: not_running" in ran.stderr
+    (request,) = calls(served, "cancel")
+    assert (request.expected_execution_id, request.wait_seconds) == ("t1", 5)
+    assert json.loads(invoke("sessions", "kill", "s1", "--json").stdout)["command_id"] == "c1"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_an_error_is_one_line(invoke: Invoke, flags: list[str]) -> None:
+    ran = invoke("sessions", "show", "nobody", *flags)
+    assert ran.exit_code == 1
+    assert ran.stderr == "acp-runner: not_found: There is no session nobody.\n"
+    if flags:
+        assert json.loads(ran.stdout)["error"]["code"] == "not_found"
+    else:
+        assert ran.stdout == ""
+
+
+def test_pool(invoke: Invoke) -> None:
+    assert "of 64 seats taken" in invoke("pool").stderr
+    assert json.loads(invoke("pool", "--json").stdout)["max_seats"] == 64
+
+
+def test_approve_the_only_question(invoke: Invoke, served: Served) -> None:
+    served.sessions.questions = [question()]
+    ran = invoke("approve", "--allow")
+    assert ran.exit_code == 0
+    assert "answered: consumed" in ran.stderr
+    assert calls(served, "answer")[0][1].decision == "allow"
+    assert json.loads(invoke("approve", "i1", "--deny", "--json").stdout)["status"] == "consumed"
+    assert calls(served, "answer")[1][1].decision == "deny"
+    assert invoke("approve", "i1", "--session", "s1", "--option", "yes").exit_code == 0
+    assert calls(served, "answer")[2][1].option_id == "yes"
+
+
+def test_approve_when_it_is_not_clear_which(invoke: Invoke, served: Served) -> None:
+    assert "No question is open" in invoke("approve", "--allow").stderr
+    served.sessions.questions = [question(), question(interaction_id="i2")]
+    ran = invoke("approve", "--allow")
+    assert ran.exit_code == 1
+    assert "acp-runner approve i2 --session s1 --allow" in ran.stderr
+    assert invoke("approve", "i3", "--allow").exit_code == 1
+    assert calls(served, "answer") == []
+
+
+def test_approve_needs_one_verdict(invoke: Invoke, served: Served) -> None:
+    served.sessions.questions = [question()]
+    assert invoke("approve").exit_code == 2
+    assert invoke("approve", "--allow", "--deny").exit_code == 2
+    assert calls(served, "answer") == []
+
+
+def test_approve_asks_at_a_terminal(invoke: Invoke, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "at_terminal", lambda: True)
+    served.sessions.questions = [question()]
+    assert "left open" in invoke("approve", answers="\n").stderr
+    assert invoke("approve", answers="2\n").exit_code == 0
+    assert calls(served, "answer")[0][1].option_id == "no"
+
+
+def test_a_closed_question(invoke: Invoke, served: Served) -> None:
+    served.sessions.questions = [question()]
+
+    async def closed(*_: Any) -> Any:
+        raise RunnerError("interaction_closed", "The question was withdrawn.")
+
+    served.sessions.answer = closed  # type: ignore[assignment,method-assign]
+    ran = invoke("approve", "i1", "--session", "s1", "--allow")
+    assert (ran.exit_code, "interaction_closed" in ran.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["sessions"], ["sessions", "stop", "s"], ["pool"], ["approve", "--allow"]])
+def test_without_a_server_it_says_how_to_start_one(bare: Invoke, command: list[str]) -> None:
+    ran = bare(*command)
+    assert ran.exit_code == 1
+    assert "acp-runner serve" in ran.stderr
+
+
+def test_a_server_is_found_by_the_state_directory(bare: Invoke, served: Served, tmp_path: Path) -> None:
+    for directory in (tmp_path / "state", tmp_path / "other"):
+        directory.mkdir()
+        (directory / "server.json").write_text(json.dumps({"url": served.url, "pid": os.getpid()}))
+        (directory / "token").write_text("all\n")
+    assert bare("sessions").exit_code == 0
+    assert bare("sessions", "--state-dir", str(tmp_path / "other")).exit_code == 0
+
+
+def test_where_a_server_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("local")
+    note = tmp_path / "server.json"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for text in (json.dumps({"url": "http://127.0.0.1:1", "pid": gone.pid}), "nonsense", "{}"):
+        note.write_text(text)
+        assert locate.find(tmp_path, {}) is None
+    note.write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid()}))
+    assert locate.find(tmp_path, {"ACP_RUNNER_URL": "http://x"}) == locate.Place("http://127.0.0.1:1", "local")
+    environ = {"ACP_RUNNER_STATE_DIR": str(tmp_path), "ACP_RUNNER_URL": "http://127.0.0.1:2"}
+    assert locate.find(None, environ) == locate.Place("http://127.0.0.1:2", "local")
+    for url in ("http://runner.example", "http://localhost.evil.example", "http://127.evil.example"):
+        environ["ACP_RUNNER_URL"] = url
+        assert locate.find(None, environ) == locate.Place(url, None)
+    environ["ACP_RUNNER_TOKEN"] = "given"
+    assert locate.find(None, environ) == locate.Place("http://127.evil.example", "given")
+
+
+def test_harness_list_and_check(bare: Invoke) -> None:
+    for arguments in (["harness"], ["harness", "list"]):
+        ran = bare(*arguments)
+        assert ran.exit_code == 0
+        assert "demo" in ran.stdout
+    items = {item["name"]: item for item in json.loads(bare("harness", "list", "--json").stdout)["items"]}
+    assert items["demo"]["available"] is True
+    assert items["codex"]["install_command"] == "acp-runner harness install codex"
+    ran = bare("harness", "check", "codex", "--json")
+    assert ran.exit_code == 1
+    assert json.loads(ran.stdout)["ok"] is False
+    ran = bare("harness", "check", "nothing")
+    assert (ran.exit_code, "harness_unknown" in ran.stderr) == (1, True)
+    ran = bare("harness", "install", "demo")
+    assert (ran.exit_code, "nothing to install" in ran.stderr) == (0, True)
+
+
+def test_doctor_is_redacted_and_names_what_helps(bare: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "acp-runner.toml").write_text('[secrets]\nKEY = "sk-hidden-value"\n[server]\nport = 9999\n')
+    ran = bare("doctor")
+    assert ran.exit_code == 0
+    assert "port = 9999" in ran.stdout
+    assert "sk-hidden-value" not in ran.output
+    assert "acp-runner harness install codex" in ran.stdout
+    told = json.loads(bare("doctor", "--json").stdout)
+    assert told["settings"]["server"]["port"] == 9999
+    assert {"python", "state directory", "server", "harness demo"} <= {item["name"] for item in told["findings"]}
+
+
+def test_doctor_and_a_bad_file(bare: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "acp-runner.toml").write_text("[server]\nprot = 1\n")
+    ran = bare("doctor")
+    assert ran.exit_code == 1
+    assert "server.prot" in ran.stderr
+    assert "Traceback" not in ran.output
+
+
+def test_version_and_help(bare: Invoke) -> None:
+    assert bare("--version").stdout.startswith("acp-runner ")
+    shown = bare("--help").stdout
+    for command in ("serve", "prompt", "approve", "sessions", "pool", "harness", "doctor"):
+        assert command in shown
