@@ -14,7 +14,6 @@ from runner.rules.lease import (
     TOMBSTONES_KEPT,
     BeatAnswer,
     Heartbeat,
-    Move,
     Phase,
     SessionLease,
     decide,
