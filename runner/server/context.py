@@ -141,5 +141,19 @@ def limit_of(parameters: Mapping[str, str]) -> int:
 
 
 async def unhurried(request: web.Request, name: str, work: Coroutine[Any, Any, T]) -> T:
-    """Run a command to its end even when the client goes away meanwhile (case H8)."""
-    return await asyncio.shield(request.app[CONTEXT].tasks.spawn(name, work))
+    """Run a command to its end even when the client goes away meanwhile (case H8).
+
+    Raises:
+        RunnerError: what the command was refused with; it is an answer, not a failure of the task.
+    """
+    done = await asyncio.shield(request.app[CONTEXT].tasks.spawn(name, _settled(work)))
+    if isinstance(done, RunnerError):
+        raise done
+    return done
+
+
+async def _settled(work: Coroutine[Any, Any, T]) -> T | RunnerError:
+    try:
+        return await work
+    except RunnerError as error:
+        return error

@@ -87,6 +87,12 @@ async def test_commands_answer_what_the_sessions_say(http: ClientSession, sessio
     assert [call[0] for call in sessions.calls] == ["cancel", "kill", "kill", "delete", "delete"]
 
 
+async def test_a_refused_command_is_no_failed_task(http: ClientSession, caplog: pytest.LogCaptureFixture) -> None:
+    async with http.post("/v1/sessions/nobody/cancel") as answer:
+        assert answer.status == 404
+    assert caplog.records == []
+
+
 async def test_questions_and_answers(http: ClientSession, sessions: FakeSessions) -> None:
     sessions.questions = [question()]
     assert (await get(http, "/v1/interactions?status=pending"))[1]["items"] == [question()]
