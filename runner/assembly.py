@@ -90,8 +90,10 @@ async def build(
     clock = clock or SystemClock()
     ids = ids or Ids()
     lease = settings.leases
-    plane = plane or MemoryLeasePlane(clock, lease.lease_seconds)
-    providers = providers or {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
+    if plane is None:
+        plane = MemoryLeasePlane(clock, lease.lease_seconds)
+    if providers is None:
+        providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
     lost = await reconcile(store, clock)
     if lost:
         log.warning("%d turns of an earlier runner were ended as lost", lost)

@@ -79,7 +79,7 @@ def after_ending(end: End, windows: Windows, *, kept: bool, agent_alive: bool, c
         claimed: a next prompt is already admitted; then no reader is asked for.
     """
     if not agent_alive:
-        return Destroyed("agent_exited")
+        return Destroyed(end.error.code if end.error is not None else "agent_exited")
     if end.outcome is Outcome.PAUSED:
         return Parked(SeatState.AWAITING_APPROVAL, windows.approval)
     if end.outcome is Outcome.COMPLETED:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from runner.errors import RunnerError, turn_in_use
 from runner.ids import valid_id
 from runner.interactions import desk
-from runner.leases.port import BeatAnswer
+from runner.leases.port import BeatAnswer, Heartbeat
 from runner.rules import admission
 from runner.rules.pool import Key
 from runner.session import views
@@ -65,8 +65,7 @@ class Coordinator:
         if not run.admitted.done():
             run.admitted.set_exception(RunnerError("internal", "The runner stopped before the turn was admitted."))
             run.admitted.exception()
-        if session.head.epoch == 0:
-            self._registry.forget(session)
+        self._registry.forget(session)
 
     async def dispatch(
         self, caller: Caller, session_id: str, request: DispatchRequest, *, keep_on_disconnect: bool = False
@@ -79,9 +78,13 @@ class Coordinator:
             known = await self._known(session, request.prompt_id, digest)
             if known is not None:
                 return known
-        if not self.has_capacity():
-            raise self.at_capacity()
-        run = self._new_run(caller, session, request, blocks, digest, keep_on_disconnect)
+        try:
+            if not self.has_capacity():
+                raise self.at_capacity()
+            run = self._new_run(caller, session, request, blocks, digest, keep_on_disconnect)
+        except RunnerError:
+            self._registry.forget(session)
+            raise
         self._start(session, run)
         return await self._handle(session, run)
 
@@ -258,8 +261,13 @@ class Coordinator:
     def seat_removed(self, live: LiveSeat, verdict: str) -> None:
         """The pool took a parked seat away."""
         session = self._registry.known(live.seat.key)
-        if session is not None:
+        if session is None:
+            return
+        if session.paused is not None and session.paused.live is live:
             self._chains.seat_lost(session, live, verdict)
+        elif session.last_turn is not None and session.current is None:
+            beat = Heartbeat(*session.key, session.last_turn.turn_id, self._services.replica_id, "ended")
+            self._services.tasks.spawn(f"release {session.session_id}", self._services.beats.end(beat))
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
         """A later beat was answered "not current": that is a cancel (DESIGN 3.1.7)."""

@@ -71,7 +71,7 @@ class Registry:
     async def existing(self, key: Key) -> Session:
         """As ``find``, with ``not_found`` and ``session_ended`` as errors."""
         session = await self.find(key)
-        if session is None:
+        if session is None or not session.exists:
             raise RunnerError("not_found", f"There is no session {key[1]}.")
         if session.ended_at is not None:
             raise RunnerError("session_ended", f"Session {key[1]} has ended.")
@@ -132,6 +132,6 @@ class Registry:
                 del self._sessions[key]
 
     def forget(self, session: Session) -> None:
-        """Drop a session that never became durable, or whose end is stored."""
-        if session.disposable and self._sessions.get(session.key) is session:
+        """Drop a session that never became durable."""
+        if not session.exists and session.disposable and self._sessions.get(session.key) is session:
             del self._sessions[session.key]

@@ -14,7 +14,7 @@ from runner.errors import RunnerError, turn_in_use
 from runner.ids import Ids
 from runner.interactions import desk
 from runner.leases.heartbeat import Heartbeats
-from runner.leases.port import BeatAnswer, Heartbeat
+from runner.leases.port import BeatAnswer, Heartbeat, Phase
 from runner.pool.pool import Pool
 from runner.redaction import Redactor
 from runner.rules import admission, permission, turn
@@ -187,14 +187,14 @@ class TurnRun:
             self.admitted.set_exception(error)
             self.admitted.exception()
 
-    def _beat(self, phase: str, *, parked: bool = False) -> Heartbeat:
+    def _beat(self, phase: Phase, *, parked: bool = False) -> Heartbeat:
         session = self._session
         return Heartbeat(
             session.project,
             session.session_id,
             self.turn_id,
             self._services.replica_id,
-            phase,  # type: ignore[arg-type]
+            phase,
             self._resumes.turn_id if self._resumes is not None and phase == "running" else None,
             session.head.epoch,
             parked,
@@ -485,7 +485,7 @@ class TurnRun:
         session.last_turn = LastTurn(
             self.turn_id, end.outcome.value, result["stop_reason"], self._services.clock.now_ms()
         )
-        phase = "paused" if end.outcome is Outcome.PAUSED and parked else "ended"
+        phase: Phase = "ended" if not parked else "paused" if end.outcome is Outcome.PAUSED else "parked"
         await self._services.beats.end(self._beat(phase, parked=parked))
         session.current = None
         if self.prompt is not None and not self.prompt.result.done():

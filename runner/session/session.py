@@ -119,6 +119,11 @@ class Session:
         return self.paused.turn_id if self.paused is not None else None
 
     @property
+    def exists(self) -> bool:
+        """Whether a turn of it was admitted, or may be any moment."""
+        return self.head.epoch > 0 or bool(self.starting) or self.current is not None
+
+    @property
     def disposable(self) -> bool:
         """Whether the session may leave memory: the store has all of it."""
         return (

@@ -140,9 +140,7 @@ class Bed:
         self.pool = replica.services.pool
 
     @classmethod
-    async def make(
-        cls, *, settings: dict[str, Any] | None = None, store: Any = None, plane: Any = None
-    ) -> Bed:
+    async def make(cls, *, settings: dict[str, Any] | None = None, store: Any = None, plane: Any = None) -> Bed:
         provider = FakeProvider()
         store = store or MemoryStore()
         replica = await build(

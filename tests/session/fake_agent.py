@@ -71,6 +71,12 @@ class FakeAgent:
         """End the turn."""
         self.result(prompt["id"], {"stopReason": stop_reason})
 
+    async def finish(self, nth: int = 1, text: str = "ok") -> None:
+        """Answer the ``nth`` prompt with a text."""
+        frame = await self.prompt(nth)
+        self.say(text)
+        self.answer(frame)
+
     def ask(self, request_id: Any, tool_call_id: str = "t1", options: list[dict[str, Any]] | None = None) -> None:
         """Ask for permission."""
         self.send(permission_frame(request_id, tool_call_id, options))
