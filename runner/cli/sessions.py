@@ -93,7 +93,7 @@ def pool(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     if as_json:
         print_json(view)
         return
-    names = ("session_id", "state", "harness", "provider", "start", "reason", "warm_until")
+    names = ("session_id", "state", "provider", "start", "reason", "agent_pid", "warm_until")
     rows = [tuple(item.get(name) for name in names) for item in view.get("items", [])]
     print_table("seats", [name.replace("_id", "").replace("_", " ") for name in names], rows)
     if "max_seats" in view:
