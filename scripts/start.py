@@ -180,6 +180,8 @@ def demo_turn(server: Server) -> None:
 
 def check_turn(seen: Seen) -> None:
     """Admitted, a tool call, done once and after all else, result ok (DESIGN 4.1)."""
+    if seen.result is not None and seen.result.get("error"):
+        raise Failed(f"the turn ended with an error: {seen.result['error']}")
     types = seen.types()
     for wanted in ("turn_admitted", "tool_call", "message_delta"):
         if wanted not in types:

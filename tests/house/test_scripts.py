@@ -92,6 +92,13 @@ def test_start_refuses_a_second_ending_and_a_bad_result(start: ModuleType) -> No
             start.check_turn(start.Seen(**turn))
 
 
+def test_start_tells_the_error_of_a_failed_turn(start: ModuleType) -> None:
+    turn = good()
+    turn["result"] = {"ok": False, "turn_id": "t1", "error": {"code": "harness_exited", "message": "gone"}}
+    with pytest.raises(start.Failed, match="harness_exited"):
+        start.check_turn(start.Seen(**turn))
+
+
 def test_start_census_sees_a_process_by_its_state_directory(start: ModuleType, tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env={"HOME": str(tmp_path / "homes" / "x")}) as child:
         try:
