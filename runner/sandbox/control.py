@@ -1,0 +1,137 @@
+"""The runner's end of a cell init's control channel: JSON lines over a socket, replies matched by id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+Reply = dict[str, Any]
+MAX_LINE: Final = 4 * 1024 * 1024
+_CHUNK: Final = 65536
+
+
+class ControlChannel:
+    """Sends requests at once, without waiting; all methods are called on the event loop's thread.
+
+    Args:
+        end: a connected stream socket; it belongs to the channel from here on.
+        on_event: called with every message that has no id.
+        on_end: called once when the init closed its end or said what no init says, not after ``close``.
+    """
+
+    def __init__(self, end: socket.socket, on_event: Callable[[Reply], None], on_end: Callable[[], None]) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._on_event = on_event
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[Reply | None]] = {}
+        self._last_id = 0
+        self._unread = b""
+        self._unsent = bytearray()
+        self.ended = False
+        self._loop.add_reader(end, self._read)
+
+    def request(self, op: str, **members: Any) -> asyncio.Future[Reply | None]:
+        """Write a request to the socket before this returns, as far as the kernel takes it.
+
+        Returns:
+            A future of the reply, of None when the channel ends first; it never holds an exception.
+        """
+        future: asyncio.Future[Reply | None] = self._loop.create_future()
+        if self.ended:
+            future.set_result(None)
+            return future
+        self._last_id += 1
+        self._waiting[self._last_id] = future
+        line = json.dumps({"id": self._last_id, "op": op, **members}, separators=(",", ":")).encode("ascii")
+        idle = not self._unsent
+        self._unsent += line + b"\n"
+        if idle:
+            self._send()
+            if self._unsent:
+                self._loop.add_writer(self._socket, self._write)
+        return future
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent[: 4 * _CHUNK])]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def _write(self) -> None:
+        self._send()
+        if not self._unsent:
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> bool:
+        """Take one chunk; False when there was none or the channel ended."""
+        try:
+            data = self._socket.recv(_CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        if not data or not all(map(self._take, lines)) or len(self._unread) > MAX_LINE:
+            self._end()
+        return not self.ended
+
+    def _take(self, line: bytes) -> bool:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return False
+        if not isinstance(message, dict):
+            return False
+        if "event" in message:
+            self._on_event(message)
+            return True
+        identity = message.get("id")
+        future = self._waiting.pop(identity, None) if isinstance(identity, int) else None
+        if future is not None and not future.done():
+            future.set_result(message)
+        return True
+
+    def drain(self) -> None:
+        """Take what the init wrote before it ended; for when its exit was learnt from the system."""
+        while not self.ended and self._read():
+            pass
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended:
+            self.close()
+            self._on_end()
+
+    def close(self) -> None:
+        """End the channel, which tears the cell down; pending requests get None; idempotent."""
+        if self.ended:
+            return
+        self.ended = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_result(None)
+
+
+async def answer(reply: asyncio.Future[Reply | None], seconds: float) -> Reply | None:
+    """Wait at most ``seconds`` for a reply without cancelling it.
+
+    Raises:
+        TimeoutError: no reply in time.
+    """
+    if not reply.done():
+        await asyncio.wait({reply}, timeout=seconds)
+    if not reply.done():
+        raise TimeoutError
+    return reply.result()

@@ -1,0 +1,155 @@
+"""The local provider: cells on this machine, each with its own workspace, home and allow-list environment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.ids import valid_id
+from runner.sandbox.census import MARKER, kill_all, marker
+from runner.sandbox.init_process import spawn_init
+from runner.sandbox.local_sandbox import LocalSandbox
+from runner.sandbox.port import Paths, SandboxSpec
+from runner.sandbox.workspace import check_files, open_directory, remove_tree, write_given, write_private
+from runner.tasks import shielded
+
+BASE_ENV: Final[Mapping[str, str]] = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+FILES_SECONDS: Final = 10.0
+UNDO_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 5.0
+log = logging.getLogger("runner.sandbox")
+
+
+class LocalProvider:
+    """Makes cells under one state directory (layout: DESIGN 5); one for each replica.
+
+    Args:
+        state_dir: holds ``workspaces/<project>/<session>`` and ``homes/<project>/<session>/{home,tmp}``.
+        store_id, replica_id: name this runner in the marker of every process it starts.
+        clock: on the scale of ``SandboxSpec.deadline``.
+    """
+
+    def __init__(self, state_dir: Path, store_id: str, replica_id: str, *, clock: Clock) -> None:
+        self._state_dir = state_dir.absolute()
+        self._store_id = store_id
+        self._replica_id = replica_id
+        self._clock = clock
+        self._live: dict[str, LocalSandbox] = {}
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """``local``."""
+        return "local"
+
+    @property
+    def capacity(self) -> int | None:
+        """Only the pool's ``max_seats`` bounds it."""
+        return None
+
+    @property
+    def isolation(self) -> str:
+        """What every sandbox of this provider has."""
+        return "none"
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Seats of the sandboxes whose end is not proven, in order of their start."""
+        return tuple(self._live)
+
+    def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
+        """Where the session's workspace, home and tmp are or will be.
+
+        Raises:
+            RunnerError: ``invalid_request`` for ids that could leave the state directory, or a relative path.
+        """
+        if not (valid_id(project) and valid_id(session_id)):
+            raise RunnerError("invalid_request", "A project or session id may hold letters, digits, “_” and “-” only.")
+        if workspace_path is not None and not workspace_path.is_absolute():
+            raise RunnerError("invalid_request", "workspace.path must be absolute.", field="workspace.path")
+        workspace = workspace_path or self._state_dir / "workspaces" / project / session_id
+        home = self._state_dir / "homes" / project / session_id
+        return Paths(workspace, home / "home", home / "tmp")
+
+    async def start(self, spec: SandboxSpec) -> LocalSandbox:
+        """See ``port.Provider.start``; a deadline of 0 is none."""
+        paths = self.paths(spec.project, spec.session_id, spec.workspace_path)
+        seconds = spec.deadline - self._clock.monotonic() if spec.deadline else None
+        try:
+            async with asyncio.timeout(seconds):
+                await shielded(asyncio.to_thread(self._prepare, spec, paths), FILES_SECONDS)
+                return await self._spawn(spec, paths)
+        except TimeoutError:
+            raise RunnerError("sandbox_start_failed", "The sandbox did not start in time.") from None
+        except OSError as error:
+            raise RunnerError("sandbox_start_failed", f"The sandbox could not be made: {error}.") from error
+
+    def _prepare(self, spec: SandboxSpec, paths: Paths) -> None:
+        """Make directories and files; in a worker thread, for a disk may be slow."""
+        check_files(spec.workspace_files)
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = [paths.home, paths.tmp] if spec.workspace_path is not None else [paths.home, paths.tmp, paths.workspace]
+        for path in own:
+            self._make(path)
+        write_private(paths.home, spec.home_files)
+        write_given(paths.workspace, spec.workspace_files)
+
+    def _make(self, path: Path) -> None:
+        fd = open_directory(self._state_dir, path.relative_to(self._state_dir).parts)
+        os.close(fd)
+
+    async def _spawn(self, spec: SandboxSpec, paths: Paths) -> LocalSandbox:
+        if self._closed:
+            raise RunnerError("sandbox_start_failed", "The runner is shutting down.")
+        if spec.seat_id in self._live:
+            raise RunnerError("sandbox_start_failed", f"The seat {spec.seat_id} has a sandbox already.")
+        text = marker(self._store_id, self._replica_id, spec.seat_id)
+        own = {"HOME": str(paths.home), "TMPDIR": str(paths.tmp), MARKER: text}
+        child = spawn_init({"PATH": BASE_ENV["PATH"], "LANG": BASE_ENV["LANG"], MARKER: text})
+        sandbox = LocalSandbox(spec.seat_id, text, str(paths.workspace), child, self._gone)
+        self._live[spec.seat_id] = sandbox
+        try:
+            await sandbox.begin(spec.argv, {**BASE_ENV, **spec.env, **own})
+        except BaseException:
+            await shielded(sandbox.destroy(0.0), UNDO_SECONDS)
+            raise
+        return sandbox
+
+    def _gone(self, sandbox: LocalSandbox) -> None:
+        self._live.pop(sandbox.seat_id, None)
+
+    async def remove(self, project: str, session_id: str) -> None:
+        """See ``port.Provider.remove``.
+
+        Raises:
+            RunnerError: ``internal`` when something could not be deleted.
+        """
+        self.paths(project, session_id, None)
+        try:
+            await shielded(asyncio.to_thread(self._remove, project, session_id), FILES_SECONDS)
+        except OSError as error:
+            raise RunnerError(
+                "internal", f"The files of session {session_id} were not all deleted: {error}."
+            ) from error
+
+    def _remove(self, project: str, session_id: str) -> None:
+        for folder in ("workspaces", "homes"):
+            remove_tree(self._state_dir, (folder, project, session_id))
+
+    async def close(self) -> None:
+        """Destroy what is left and start nothing more; what no init can answer for is killed by the census."""
+        self._closed = True
+        await asyncio.gather(*(sandbox.destroy(0.0, CLOSE_SECONDS) for sandbox in list(self._live.values())))
+        if self._live:
+            reaped = await asyncio.to_thread(kill_all, marker(self._store_id, self._replica_id, ""), CLOSE_SECONDS)
+            log.error("sandboxes %s were not proven gone; survivors: %s", list(self._live), reaped.survivors)

@@ -1,0 +1,257 @@
+"""One cell on this machine: an init, the agent that it owns, and the proof that both are gone (DESIGN 3.10)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from runner.acp.stdio import StdioTransport
+from runner.acp.transport import ExitInfo
+from runner.errors import RunnerError
+from runner.sandbox.census import kill_all
+from runner.sandbox.control import ControlChannel, Reply, answer
+from runner.sandbox.init_process import InitProcess, Pipes
+from runner.sandbox.port import Gone, Reaped
+from runner.tasks import Tasks, shielded
+
+REPLY_SECONDS: Final = 0.25
+"""How much longer than its own bound an init may take to say how a kill went."""
+LAST_SECONDS: Final = 1.0
+"""How long an init that has done its work, or was killed, may take to be gone."""
+SHUTDOWN_SECONDS: Final = 20.0
+_STDERR_BYTES: Final = 4096
+log = logging.getLogger("runner.sandbox")
+
+
+class LocalMark:
+    """A mark whose request is on its way."""
+
+    def __init__(self, reply: asyncio.Future[Reply | None]) -> None:
+        self._reply = reply
+
+    async def set(self, seconds: float) -> None:
+        """See ``port.Mark.set``."""
+        try:
+            reply = await answer(self._reply, seconds)
+        except TimeoutError:
+            raise _lost(f"it did not take the mark within {seconds:g} s") from None
+        _good(reply)
+
+
+class LocalSandbox:
+    """The runner's view of one cell. It exists from the moment its init was forked.
+
+    Args:
+        seat_id: names the cell in logs.
+        marker: what its processes carry (``census.marker``).
+        workspace: the agent's working directory.
+        child: the init, its end of the control channel, the runner's ends of the agent's stdio; all owned from here.
+        on_gone: called once when the teardown is proven.
+    """
+
+    def __init__(
+        self,
+        seat_id: str,
+        marker: str,
+        workspace: str,
+        child: tuple[subprocess.Popen[bytes], socket.socket, Pipes],
+        on_gone: Callable[[LocalSandbox], None],
+    ) -> None:
+        process, end, pipes = child
+        self.seat_id = seat_id
+        self.marker = marker
+        self._workspace = workspace
+        self._pipes: Pipes | None = pipes
+        self._transport: StdioTransport | None = None
+        self._exit: ExitInfo | None = None
+        self._on_gone = on_gone
+        self._tasks = Tasks(f"sandbox {seat_id}")
+        self._teardown: asyncio.Task[Gone] | None = None
+        self._gone: Gone | None = None
+        self._control = ControlChannel(end, self._event, self._ended)
+        self._init = InitProcess(process, self._control.drain)
+
+    @property
+    def transport(self) -> StdioTransport:
+        """The agent's stdio; there once the agent was started."""
+        assert self._transport is not None
+        return self._transport
+
+    @property
+    def workspace(self) -> str:
+        """Absolute path of the workspace."""
+        return self._workspace
+
+    @property
+    def agent_pid(self) -> int | None:
+        """Process id of the agent."""
+        return self._transport.pid if self._transport is not None else None
+
+    @property
+    def init_pid(self) -> int:
+        """Process id of the cell's init."""
+        return self._init.pid
+
+    @property
+    def isolation(self) -> str:
+        """Nothing is hidden from the agent."""
+        return "none"
+
+    async def begin(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the agent in the workspace. The caller destroys the sandbox when this fails or is cancelled.
+
+        Raises:
+            RunnerError: ``harness_start_failed`` with the system's reason, ``sandbox_start_failed``.
+        """
+        found = await self._control.request("spawn", argv=list(argv), env=dict(env), cwd=self._workspace)
+        if found is None:
+            raise RunnerError("sandbox_start_failed", f"The cell's init ended at once{self._cause()}.")
+        if not found.get("ok"):
+            raise _not_started(str(found.get("error")), argv[0] if argv else "")
+        assert self._pipes is not None
+        pipes, self._pipes = self._pipes, None
+        self._transport = StdioTransport(pipes.stdin, pipes.stdout, pipes.stderr, int(found["pid"]))
+        if self._exit is not None:
+            self._transport.process_exited(self._exit)
+
+    def _cause(self) -> str:
+        """What the init, or the interpreter in its place, wrote to stderr."""
+        if self._pipes is None:
+            return ""
+        os.set_blocking(self._pipes.stderr, False)
+        try:
+            text = os.read(self._pipes.stderr, _STDERR_BYTES).decode("utf-8", "replace").strip()
+        except OSError:
+            text = ""
+        return f": {text.splitlines()[-1]}" if text else ""
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def mark(self, turn_id: str) -> LocalMark:
+        """See ``port.Sandbox.mark``; the request is written before this returns."""
+        return LocalMark(self._control.request("mark", turn=turn_id))
+
+    async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
+        """See ``port.Sandbox.kill_turn``."""
+        try:
+            request = self._control.request("kill_turn", turn=turn_id, seconds=seconds)
+            reply = await answer(request, seconds + REPLY_SECONDS)
+        except TimeoutError:
+            raise _lost(f"it did not answer within {seconds + REPLY_SECONDS:g} s") from None
+        found = _good(reply)
+        return Reaped(int(found["killed"]), tuple(map(int, found["survivors"])))
+
+    # -- what the init says ------------------------------------------------------------------------------------------
+
+    def _event(self, message: Reply) -> None:
+        match message.get("event"):
+            case "exited":
+                self._agent_gone(ExitInfo(message.get("code"), message.get("signal")))
+            case "fault":
+                log.error("the init of sandbox %s failed: %s", self.seat_id, message.get("error"))
+            case "ready":
+                if not message.get("subreaper"):
+                    log.warning("sandbox %s: this system lets orphans leave their cell", self.seat_id)
+
+    def _ended(self) -> None:
+        if self._teardown is None:
+            log.warning("sandbox %s lost its init (pid %d)", self.seat_id, self._init.pid)
+        self._agent_gone(ExitInfo(reason="the sandbox is gone"))
+
+    def _agent_gone(self, info: ExitInfo) -> None:
+        """The first report counts."""
+        if self._exit is None:
+            self._exit = info
+            if self._transport is not None:
+                self._transport.process_exited(info)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
+        """See ``port.Sandbox.destroy``; callers at the same time share one teardown, whoever of them is cancelled."""
+        if self._gone is not None:
+            return self._gone
+        if self._teardown is None or self._teardown.done():
+            self._teardown = self._tasks.spawn("teardown", self._tear_down(grace_seconds, seconds))
+        await asyncio.wait({self._teardown})
+        return self._teardown.result()
+
+    async def _tear_down(self, grace: float, seconds: float) -> Gone:
+        try:
+            gone = await self._by_init(grace, seconds)
+            if gone is None:
+                gone = await self._by_census(seconds)
+        except BaseException:
+            self._control.close()
+            raise
+        if gone.proven:
+            self._close()
+            self._gone = gone
+            self._on_gone(self)
+        return gone
+
+    async def _by_init(self, grace: float, seconds: float) -> Gone | None:
+        """The rule: the init kills all and the kernel tells it that no child is left; None when it cannot say so."""
+        if self._transport is not None:
+            self._transport.close_stdin()
+        self._init.signal(signal.SIGCONT)
+        try:
+            request = self._control.request("teardown", grace_seconds=grace, seconds=seconds)
+            reply = await answer(request, max(grace, seconds) + REPLY_SECONDS)
+        except TimeoutError:
+            log.error("the init of sandbox %s does not answer", self.seat_id)
+            return None
+        if reply is None:
+            # An init that was told to go by a signal leaves by itself, and its exit status is the proof.
+            await self._init.wait(LAST_SECONDS)
+            return Gone(True, "echild") if self._init.exit_code == 0 else None
+        if reply.get("proof") == "echild":
+            if not await self._init.wait(LAST_SECONDS):
+                self._init.kill()
+                await self._init.wait(LAST_SECONDS)
+            return Gone(True, "echild")
+        if not reply.get("ok"):
+            return None
+        return Gone(False, "", tuple(map(int, reply.get("survivors", ()))))
+
+    async def _by_census(self, seconds: float) -> Gone:
+        """The last resort, when the init is gone or hangs: kill whoever carries the marker."""
+        self._init.kill()
+        init_gone = await self._init.wait(LAST_SECONDS)
+        reaped = await shielded(asyncio.to_thread(kill_all, self.marker, seconds), seconds + LAST_SECONDS)
+        survivors = reaped.survivors or (() if init_gone else (self._init.pid,))
+        return Gone(not survivors, "" if survivors else "census", survivors)
+
+    def _close(self) -> None:
+        self._agent_gone(ExitInfo(reason="the sandbox was destroyed"))
+        if self._transport is not None:
+            self._transport.close()
+        if self._pipes is not None:
+            self._pipes.close()
+            self._pipes = None
+        self._control.close()
+
+
+def _good(reply: Reply | None) -> Reply:
+    if reply is None:
+        raise _lost("its init is gone")
+    if not reply.get("ok"):
+        raise _lost(str(reply.get("error")))
+    return reply
+
+
+def _lost(why: str) -> RunnerError:
+    return RunnerError("sandbox_lost", f"The sandbox was lost: {why}.")
+
+
+def _not_started(error: str, program: str) -> RunnerError:
+    """``cwd: …`` is the place's fault, everything else the command's."""
+    if error.startswith("cwd: "):
+        return RunnerError("sandbox_start_failed", f"The agent cannot run in its workspace: {error[5:]}.")
+    return RunnerError("harness_start_failed", f"{program} could not be started: {error.removeprefix('exec: ')}.")

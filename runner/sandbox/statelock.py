@@ -1,0 +1,134 @@
+"""One runner per state directory, and the reaping of what a dead one left (DESIGN 3.10).
+
+``<state_dir>/lock`` is held by the runner that serves the directory, ``<state_dir>/replicas/<replica_id>.lock`` by
+the replica of that name as long as it lives. The kernel frees both when the process ends, however it ends. A marker
+that names a replica without a lock file here belongs to another directory and is left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from runner.errors import RunnerError
+from runner.sandbox.census import kill_all, scan
+
+REAP_SECONDS: Final = 5.0
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+log = logging.getLogger("runner.sandbox")
+
+
+class StateLock:
+    """Both locks of a serving runner; made by ``acquire``, given back by ``release`` or the end of the process."""
+
+    def __init__(self, state: int, replica: int, replica_path: Path) -> None:
+        self._state: int | None = state
+        self._replica = replica
+        self._replica_path = replica_path
+
+    @classmethod
+    def acquire(cls, state_dir: Path, replica_id: str) -> StateLock:
+        """Take the state directory (made with mode 0700 when missing) for this process.
+
+        Raises:
+            RunnerError: ``invalid_request`` when another process serves it, naming its pid, or it cannot be used.
+        """
+        try:
+            (state_dir / "replicas").mkdir(mode=0o700, parents=True, exist_ok=True)
+            state = _locked(state_dir / "lock")
+        except OSError as error:
+            raise RunnerError("invalid_request", f"The state directory {state_dir} cannot be used: {error}.") from error
+        if state is None:
+            raise RunnerError("invalid_request", _refusal(state_dir))
+        try:
+            path = state_dir / "replicas" / f"{replica_id}.lock"
+            replica = _locked(path)
+            if replica is None:
+                raise RunnerError("invalid_request", f"The replica {replica_id} already runs on {state_dir}.")
+            _write_pid(state)
+            _write_pid(replica)
+        except BaseException:
+            os.close(state)
+            raise
+        return cls(state, replica, path)
+
+    def release(self) -> None:
+        """Give both locks back; idempotent. The replica's file goes too: call it only after the last teardown."""
+        if self._state is None:
+            return
+        state, self._state = self._state, None
+        self._replica_path.unlink(missing_ok=True)
+        os.close(self._replica)
+        os.ftruncate(state, 0)
+        os.close(state)
+
+
+def reap_leftovers(state_dir: Path, store_id: str) -> int:
+    """Kill what replicas of this directory left behind when they died; blocks, for boot.
+
+    A replica is dead when its lock is free. Its lock file is removed once nobody of it is left.
+
+    Returns:
+        How many processes were killed.
+    """
+    killed = 0
+    carriers = {info.marker for info in scan(f"{store_id}:")}
+    for path in sorted((state_dir / "replicas").glob("*.lock")):
+        lock = _locked(path)
+        if lock is None:
+            continue
+        try:
+            prefix = f"{store_id}:{path.stem}:"
+            if any(text.startswith(prefix) for text in carriers):
+                reaped = kill_all(prefix, REAP_SECONDS)
+                killed += reaped.killed
+                if reaped.survivors:
+                    log.error("leftovers of replica %s would not die: %s", path.stem, reaped.survivors)
+                    continue
+                log.warning("reaped %d processes that replica %s had left", reaped.killed, path.stem)
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(lock)
+    return killed
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the lock of the file at ``path``; None when another holds it."""
+    while True:
+        fd = os.open(path, _FLAGS, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the locked file is still the one of that name: a holder may have removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _write_pid(fd: int) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+
+
+def _refusal(state_dir: Path) -> str:
+    try:
+        text = (state_dir / "lock").read_text("ascii").strip()
+    except (OSError, ValueError):
+        text = ""
+    holder = f"pid {text}" if text.isdigit() else "its pid is not written yet"
+    return f"Another acp-runner ({holder}) already serves the state directory {state_dir}."
