@@ -65,6 +65,9 @@ class Inbox:
     """Ordered queue of one agent session.
 
     ``on_items`` is called, at most once a chunk, when something was queued; it must not raise.
+
+    Args:
+        drained: called after ``drain`` took something.
     """
 
     def __init__(self, drained: Callable[[], None]) -> None:
@@ -73,20 +76,24 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
         self.on_items: Callable[[], None] | None = None
         self.queued_bytes = 0
+        self.closed = False
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def put_update(self, update: dict[str, Any], size: int) -> None:
-        """Queue an update; a run of them is one item."""
+    def put_updates(self, updates: list[dict[str, Any]], size: int) -> None:
+        """Queue updates, ``size`` bytes on the wire; consecutive ones are one item. The list becomes the inbox's."""
         self.queued_bytes += size
         if self._items and isinstance(last := self._items[-1], Updates):
-            last.updates.append(update)
+            last.updates.extend(updates)
         else:
-            self._items.append(Updates([update]))
+            self._items.append(Updates(updates))
 
     def put(self, item: Item, size: int = 0) -> None:
-        """Queue anything else."""
+        """Queue anything else; nothing comes behind ``Closed``."""
+        if self.closed:
+            return
+        self.closed = isinstance(item, Closed)
         self.queued_bytes += size
         self._items.append(item)
 
@@ -98,7 +105,7 @@ class Inbox:
             self.on_items()
 
     def drain(self) -> list[Item]:
-        """Everything that is queued, in order."""
+        """Everything that is queued, in order; the caller owns the list."""
         if not self._items:
             return []
         items, self._items = self._items, []
@@ -107,8 +114,8 @@ class Inbox:
         return items
 
     async def wait(self) -> None:
-        """Wait until something is queued; cancellable."""
-        while not self._items:
+        """Wait until something is queued or the inbox is closed; one waiter at a time; cancellable."""
+        while not self._items and not self.closed:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from runner.acp.transport import ExitInfo, Receiver
+
+
+@dataclass(frozen=True, slots=True)
+class _Stderr:
+    data: bytes
+
+
+_Item = bytes | _Stderr | ExitInfo
 
 
 class MemoryTransport:
@@ -20,7 +29,7 @@ class MemoryTransport:
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
         self._receiver: Receiver | None = None
-        self._inbound: deque[bytes | ExitInfo] = deque()
+        self._inbound: deque[_Item] = deque()
         self._paused = False
         self._scheduled = False
         self.agent = MemoryAgent(self)
@@ -65,11 +74,13 @@ class MemoryTransport:
             self.agent.eof()
 
     def close(self) -> None:
-        """Drop both ends."""
+        """Drop both ends; the receiver is told ``exited`` all the same."""
         self.close_stdin()
-        self.gone = True
+        if not self.gone:
+            self._inbound.clear()
+            self.push(ExitInfo(reason="its streams were closed"))
 
-    def push(self, item: bytes | ExitInfo) -> None:
+    def push(self, item: _Item) -> None:
         """The agent wrote, or exited."""
         self._inbound.append(item)
         self._schedule()
@@ -85,13 +96,17 @@ class MemoryTransport:
             asyncio.get_running_loop().call_soon(self._deliver)
 
     def _deliver(self) -> None:
+        """At the agent's exit what is left is delivered even when reading is paused, as by ``stdio``."""
         self._scheduled = False
         assert self._receiver is not None
-        while self._inbound and not self._paused:
+        exiting = any(isinstance(item, ExitInfo) for item in self._inbound)
+        while self._inbound and not self.gone and (exiting or not self._paused):
             item = self._inbound.popleft()
             if isinstance(item, bytes):
                 self._receiver.data_received(item)
-            elif not self.gone:
+            elif isinstance(item, _Stderr):
+                self._receiver.stderr_received(item.data)
+            else:
                 self.gone = True
                 self._receiver.eof_received()
                 self._receiver.exited(item)
@@ -152,6 +167,10 @@ class MemoryAgent:
         size = self.chunk_bytes or max(1, len(data))
         for start in range(0, len(data), size):
             self._transport.push(data[start : start + size])
+
+    def send_stderr(self, data: bytes) -> None:
+        """Write to stderr."""
+        self._transport.push(_Stderr(data))
 
     def exit(self, info: ExitInfo | None = None) -> None:
         """Exit; what was written before arrives first."""

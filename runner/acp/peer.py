@@ -3,143 +3,119 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+import re
 from typing import Any, Final
 
 import orjson
 
+from runner.acp.lines import BAD_LINES, FLOOD_FACTOR, Noise, Oversized, Splitter
 from runner.wire.codec import to_json
 
 MIB: Final = 1024 * 1024
-NOISE_LINES: Final = 5
-NOISE_CHARS: Final = 300
-BAD_LINES: Final = 1000
 BOM: Final = b"\xef\xbb\xbf"
+_NUL: Final = b"\\u0000"
+_NUL_ESCAPE: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
-
-class Noise:
-    """Lines that were no messages: counted, the first and last few kept."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.consecutive = 0
-        self.oversized = 0
-        self.first: list[str] = []
-        self.last: deque[str] = deque(maxlen=NOISE_LINES)
-
-    def add(self, line: bytes) -> None:
-        """Remember one bad line."""
-        self.count += 1
-        self.consecutive += 1
-        text = line[:NOISE_CHARS].decode("utf-8", "replace")
-        if len(self.first) < NOISE_LINES:
-            self.first.append(text)
-        self.last.append(text)
-
-    def sample(self) -> list[str]:
-        """First and last bad lines, bounded."""
-        overlap = max(0, len(self.first) + len(self.last) - self.count)
-        return [*self.first, *list(self.last)[overlap:]]
-
-
-class Splitter:
-    """Cuts a byte stream into lines; a line above the cap is discarded exactly, in bounded memory.
-
-    Args:
-        max_line_bytes: longest line that is kept, without its newline.
-        noise: where an oversized line is counted.
-    """
-
-    def __init__(self, max_line_bytes: int, noise: Noise) -> None:
-        self._cap = max_line_bytes
-        self._noise = noise
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._skipping = False
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Complete lines, in order, without their newlines."""
-        lines = data.split(b"\n")
-        tail = lines.pop()
-        if lines:
-            lines[0] = self._joined(lines[0])
-            if self._skipping:
-                self._skipping = False
-                del lines[0]
-        self._hold(tail)
-        longest = max(map(len, lines), default=0)
-        return lines if longest <= self._cap else self._without_oversized(lines)
-
-    def _joined(self, end: bytes) -> bytes:
-        if not self._parts:
-            return end
-        line = b"".join((*self._parts, end))
-        self._parts.clear()
-        self._size = 0
-        return line
-
-    def _hold(self, tail: bytes) -> None:
-        if not tail or self._skipping:
-            return
-        self._parts.append(tail)
-        self._size += len(tail)
-        if self._size > self._cap:
-            self._oversized(self._parts[0])
-            self._parts.clear()
-            self._size = 0
-            self._skipping = True
-
-    def _without_oversized(self, lines: list[bytes]) -> list[bytes]:
-        kept = []
-        for line in lines:
-            if len(line) > self._cap:
-                self._oversized(line)
-            else:
-                kept.append(line)
-        return kept
-
-    def _oversized(self, start: bytes) -> None:
-        self._noise.oversized += 1
-        self._noise.add(start[:NOISE_CHARS] + b"... (line too long)")
-
-    @property
-    def partial(self) -> bytes:
-        """What came behind the last newline."""
-        return b"".join(self._parts)
+Message = tuple[dict[str, Any], int]
+"""A JSON object and the size of its line in bytes."""
 
 
 class Peer:
-    """One end of a JSON-RPC connection over newline-delimited JSON."""
+    """One end of a JSON-RPC connection over newline-delimited JSON.
 
-    def __init__(self, max_line_bytes: int = 64 * MIB) -> None:
+    The messages do not depend on how the bytes were cut into chunks.
+
+    Args:
+        max_line_bytes: a longer line is discarded; what waits for it gets a stand-in (``lines.Oversized``).
+        max_bad_lines: so many in a row that are no messages end the connection.
+    """
+
+    def __init__(self, max_line_bytes: int = 64 * MIB, max_bad_lines: int = BAD_LINES) -> None:
         self.noise = Noise()
-        self._splitter = Splitter(max_line_bytes, self.noise)
+        self._splitter = Splitter(max_line_bytes)
+        self._flood_bytes = FLOOD_FACTOR * max_line_bytes
+        self._max_bad_lines = max_bad_lines
         self._next_id = 0
+        self.failure: str | None = None
+        """Why nothing can be expected any more, or None; once set, ``feed`` returns nothing."""
 
-    def feed(self, data: bytes) -> list[tuple[dict[str, Any], int]]:
-        """Messages that are complete now, each with the size of its line in bytes."""
-        messages: list[tuple[dict[str, Any], int]] = []
-        for line in self._splitter.feed(data):
-            message = decode(line)
-            if message is not None:
-                messages.append((message, len(line)))
+    def feed(self, data: bytes) -> list[Message]:
+        """Messages that are complete now, in order."""
+        messages: list[Message] = []
+        if self.failure is not None:
+            return messages
+        joined = self._splitter.partial
+        lines = self._splitter.feed(data)
+        loads, append = orjson.loads, messages.append
+        dirty = _NUL in data or (joined and bool(lines) and isinstance(lines[0], bytes) and _NUL in lines[0])
+        good = 0
+        for line in lines:
+            try:
+                message: Any = loads(line)  # type: ignore[arg-type]
+            except ValueError:
+                message = self._rescued(line)
+            if isinstance(message, dict):
+                if dirty:
+                    message = self._without_nul(message, line)
+                append((message, len(line) if type(line) is bytes else 0))
+                continue
+            if len(messages) > good:
                 self.noise.consecutive = 0
-            elif line.strip() and line.strip() != BOM:
-                self.noise.add(line)
+                good = len(messages)
+            if self._bad(line):
+                return messages
+        if len(messages) > good:
+            self.noise.consecutive = 0
+        if self._splitter.skipped > self._flood_bytes:
+            self._flooded()
         return messages
 
-    def close(self) -> list[tuple[dict[str, Any], int]]:
-        """The stream ended: a last line without a newline still counts when it is a message."""
-        rest = self._splitter.partial
-        return self.feed(b"\n") if rest else []
+    def _rescued(self, line: bytes | Oversized) -> Any:
+        if isinstance(line, bytes):
+            return _decode_slowly(line)
+        self.noise.oversized += 1
+        if line.size > self._flood_bytes:
+            self._flooded()
+            return None
+        message = line.stand_in()
+        if message is not None:
+            self.noise.add(line.head)
+        return message
 
-    @property
-    def hopeless(self) -> bool:
-        """Whether so many lines in a row were bad that nothing can be expected any more."""
-        return self.noise.consecutive >= BAD_LINES
+    def _flooded(self) -> None:
+        self.failure = f"It wrote a line of more than {self._flood_bytes} bytes."
+
+    def _bad(self, line: bytes | Oversized) -> bool:
+        """Count it; whether the connection is over."""
+        content = line if isinstance(line, bytes) else line.head
+        if content.strip() in (b"", BOM):
+            self.noise.blank += 1
+            return self.failure is not None
+        self.noise.add(content)
+        if self.noise.consecutive >= self._max_bad_lines and self.failure is None:
+            self.failure = f"It wrote {self.noise.consecutive} lines in a row that are no messages."
+        return self.failure is not None
+
+    def _without_nul(self, message: dict[str, Any], line: bytes | Oversized) -> dict[str, Any]:
+        """An update with U+FFFD for each NUL, which stores refuse; any other message as it is."""
+        if isinstance(line, Oversized) or _NUL not in line or message.get("method") != "session/update":
+            return message
+        cleaned = _NUL_ESCAPE.sub(rb"\1\\ufffd", line)
+        if cleaned == line:
+            return message
+        self.noise.altered += 1
+        try:
+            altered = orjson.loads(cleaned)
+        except ValueError:
+            altered = _decode_slowly(cleaned)
+        return altered if isinstance(altered, dict) else message
+
+    def close(self) -> list[Message]:
+        """The stream ended: a last line without a newline still counts when it is a message."""
+        return self.feed(b"\n") if self._splitter.partial else []
 
     def request(self, method: str, params: Any) -> tuple[int, bytes]:
-        """A request frame and its id."""
+        """A request frame and its id: integers from 1."""
         self._next_id += 1
         frame = {"jsonrpc": "2.0", "id": self._next_id, "method": method, "params": params}
         return self._next_id, encode(frame)
@@ -165,22 +141,14 @@ def encode(frame: dict[str, Any]) -> bytes:
     return to_json(frame) + b"\n"
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
-    """A JSON object, or None for anything else."""
-    try:
-        value = orjson.loads(line)
-    except ValueError:
-        value = _decode_slowly(line)
-    return value if isinstance(value, dict) else None
-
-
 def _decode_slowly(line: bytes) -> Any:
-    """What the strict parser refuses and can be saved: a byte order mark, lone surrogates, bad UTF-8 inside strings."""
+    """What the strict parser refuses and can be saved: a byte order mark, lone surrogates, bad UTF-8, raw controls."""
     text = line.removeprefix(BOM).strip()
     if not text.startswith(b"{") or not text.endswith(b"}"):
         return None
     try:
-        return orjson.loads(to_json(json.loads(text.decode("utf-8", "replace"), parse_constant=lambda name: None)))
+        value = json.loads(text.decode("utf-8", "replace"), strict=False, parse_constant=lambda name: None)
+        return orjson.loads(to_json(value))
     except (ValueError, RecursionError):
         return None
 

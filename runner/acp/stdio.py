@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections import deque
 from typing import Final
@@ -13,13 +14,19 @@ READ_BYTES: Final = 256 * 1024
 HIGH_MARK: Final = 1024 * 1024
 LOW_MARK: Final = 256 * 1024
 EXIT_WAIT_SECONDS: Final = 0.5
-FINAL_READS: Final = 256
+UNKNOWN_CAPACITY: Final = 1024 * 1024
 
 
 class StdioTransport:
     """Reads stdout and stderr, writes stdin; never blocks the loop.
 
     The descriptors belong to the transport from here on. Whoever waits for the process calls ``process_exited``.
+
+    Args:
+        pid: of the agent, as this machine sees it.
+        exit_wait_seconds: how long after the end of stdout, or after ``close``, the exit report may take; then the
+            agent counts as gone without one.
+        high_mark: ``send`` returns False from so many unsent bytes on, until they are below ``low_mark``.
     """
 
     def __init__(
@@ -30,6 +37,8 @@ class StdioTransport:
         pid: int | None = None,
         *,
         exit_wait_seconds: float = EXIT_WAIT_SECONDS,
+        high_mark: int = HIGH_MARK,
+        low_mark: int = LOW_MARK,
     ) -> None:
         for fd in (stdin_fd, stdout_fd, stderr_fd):
             os.set_blocking(fd, False)
@@ -38,6 +47,7 @@ class StdioTransport:
         self._stderr: int | None = stderr_fd
         self._pid = pid
         self._exit_wait = exit_wait_seconds
+        self._high, self._low = high_mark, low_mark
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._queue: deque[memoryview] = deque()
@@ -49,7 +59,7 @@ class StdioTransport:
         self._paused = False
         self._exit: ExitInfo | None = None
         self._told = False
-        self._eof_timer: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -58,7 +68,7 @@ class StdioTransport:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the kernel has not taken; they stay counted when the agent closed its stdin before."""
         return self._unsent
 
     def connect(self, receiver: Receiver) -> None:
@@ -70,7 +80,7 @@ class StdioTransport:
         if self._exit is not None:
             self._loop.call_soon(self._finish)
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # Writing.
 
     def send(self, data: bytes) -> bool:
         """See ``transport.Transport.send``."""
@@ -85,7 +95,7 @@ class StdioTransport:
             self._queue.append(rest)
             self._unsent += len(rest)
             self._write_on()
-        self._full = self._full or self._unsent > HIGH_MARK
+        self._full = self._full or self._unsent > self._high
         return not self._full
 
     def _write_now(self, data: memoryview) -> int:
@@ -118,7 +128,7 @@ class StdioTransport:
             self._stop_writing()
             if self._closing_stdin:
                 self._drop_stdin()
-        if self._unsent <= LOW_MARK and (self._full or not self._queue):
+        if self._unsent <= self._low and (self._full or not self._queue):
             self._full = False
             if self._receiver is not None:
                 self._receiver.writable()
@@ -142,10 +152,10 @@ class StdioTransport:
         self._queue.clear()
         os.close(fd)
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # Reading.
 
     def pause_reading(self) -> None:
-        """Stop reading stdout."""
+        """Stop reading stdout; at the agent's exit what is left of it is delivered all the same."""
         self._paused = True
         self._read_off()
 
@@ -153,8 +163,6 @@ class StdioTransport:
         """Read stdout again."""
         self._paused = False
         self._read_on()
-        if self._exit is not None and not self._told:
-            self._loop.call_soon(self._finish)
 
     def _read_on(self) -> None:
         if self._stdout is not None and self._receiver is not None and not self._reading and not self._paused:
@@ -166,18 +174,17 @@ class StdioTransport:
             self._loop.remove_reader(self._stdout)
         self._reading = False
 
-    def _read(self, fd: int) -> bytes | None:
+    def _read(self, fd: int, size: int = READ_BYTES) -> bytes | None:
         """A chunk, None when nothing is there yet, empty at the end."""
         try:
-            return os.read(fd, READ_BYTES)
+            return os.read(fd, size)
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
             return b""
 
     def _read_stdout(self) -> None:
-        assert self._receiver is not None
-        if self._stdout is None:
+        if self._stdout is None or self._receiver is None:
             return
         data = self._read(self._stdout)
         if data:
@@ -186,32 +193,37 @@ class StdioTransport:
             self._stdout_ended()
 
     def _stdout_ended(self) -> None:
-        if self._stdout is None:
+        if self._stdout is None or self._receiver is None:
             return
-        self._read_off()
-        fd, self._stdout = self._stdout, None
-        os.close(fd)
-        assert self._receiver is not None
+        self._drop_stdout()
         self._receiver.eof_received()
         if self._exit is None:
-            self._eof_timer = self._loop.call_later(self._exit_wait, self._no_report)
+            self._await_report()
         else:
             self._tell()
 
+    def _await_report(self) -> None:
+        if self._report_timer is None:
+            self._report_timer = self._loop.call_later(self._exit_wait, self._no_report)
+
     def _no_report(self) -> None:
-        self._eof_timer = None
-        if self._exit is None:
-            self._exit = ExitInfo(reason="it closed its stdout")
-            self._tell()
+        self._exit = self._exit or ExitInfo(reason="its streams were closed")
+        self._tell()
 
     def _read_stderr(self) -> None:
-        if self._stderr is None:
+        if self._stderr is None or self._receiver is None:
             return
         data = self._read(self._stderr)
-        if data and self._receiver is not None:
+        if data:
             self._receiver.stderr_received(data)
         elif data is not None:
             self._drop_stderr()
+
+    def _drop_stdout(self) -> None:
+        self._read_off()
+        if self._stdout is not None:
+            os.close(self._stdout)
+            self._stdout = None
 
     def _drop_stderr(self) -> None:
         if self._stderr is not None:
@@ -219,7 +231,7 @@ class StdioTransport:
             os.close(self._stderr)
             self._stderr = None
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # The end.
 
     def process_exited(self, info: ExitInfo) -> None:
         """The process is gone. What it wrote before is delivered first, even when a descendant holds its stdout."""
@@ -229,47 +241,49 @@ class StdioTransport:
             self._finish()
 
     def _finish(self) -> None:
-        """Deliver what is left; while reading is paused the end waits too, in order behind the data."""
-        if self._told or self._paused:
-            return
-        if self._stdout is None:
-            self._tell()
-            return
+        """Deliver what is left of stdout: no more than its pipe can hold, for a descendant may write on for ever."""
         assert self._receiver is not None
-        for _ in range(FINAL_READS):
-            data = self._left_to_read()
+        left = _capacity(self._stdout)
+        while left > 0 and self._stdout is not None:
+            data = self._read(self._stdout, min(left, READ_BYTES))
             if not data:
                 break
+            left -= len(data)
             self._receiver.data_received(data)
-            if self._held_back():
-                return
-        self._stdout_ended()
-
-    def _left_to_read(self) -> bytes | None:
-        return self._read(self._stdout) if self._stdout is not None else None
-
-    def _held_back(self) -> bool:
-        """Whether the receiver asked for a pause meanwhile."""
-        return self._paused
+        if self._stdout is not None:
+            self._stdout_ended()
+        else:
+            self._tell()
 
     def _tell(self) -> None:
         if self._told or self._exit is None or self._receiver is None:
             return
         self._told = True
-        if self._stderr is not None:
-            data = self._read(self._stderr)
-            if data:
-                self._receiver.stderr_received(data)
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+        left = _capacity(self._stderr)
+        while left > 0 and self._stderr is not None:
+            data = self._read(self._stderr, min(left, READ_BYTES))
+            if not data:
+                break
+            left -= len(data)
+            self._receiver.stderr_received(data)
         self._receiver.exited(self._exit)
 
     def close(self) -> None:
-        """Drop all descriptors at once."""
+        """Drop all descriptors at once; the receiver is told ``exited`` all the same, by its report or without one."""
         self._drop_stdin()
         self._drop_stderr()
-        self._read_off()
-        if self._stdout is not None:
-            os.close(self._stdout)
-            self._stdout = None
-        if self._eof_timer is not None:
-            self._eof_timer.cancel()
-            self._eof_timer = None
+        self._drop_stdout()
+        if not self._told and self._receiver is not None and self._exit is None:
+            self._await_report()
+
+
+def _capacity(fd: int | None) -> int:
+    """How many bytes a pipe can hold; a socket does not say."""
+    if fd is None:
+        return 0
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+    except OSError:
+        return UNKNOWN_CAPACITY

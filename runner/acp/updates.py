@@ -46,12 +46,14 @@ def grouped(batch: list[dict[str, Any]]) -> Iterator[Group]:
 
 
 def _single(name: Any, update: dict[str, Any]) -> Group | None:
+    if not isinstance(name, str):
+        return _notice(name, update)
     if name in TOOL_KINDS:
         fields = tool_of(update)
         return ("tool", None, fields) if fields is not None else _notice(name, update)
     if name == "user_message_chunk":
         return None
-    make = MAKERS.get(name) if isinstance(name, str) else None
+    make = MAKERS.get(name)
     made = make(update) if make is not None else None
     return (made[0], None, made[1]) if made is not None else _notice(name, update)
 
@@ -79,21 +81,24 @@ def _plan(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return ("plan", {"entries": entries}) if isinstance(entries, list) else None
 
 
-def _usage(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    known: dict[str, Any] = {name: update[name] for name in ("used", "size", "cost") if name in update}
-    return "usage", known
+def _usage(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    known: dict[str, Any] = {name: update[name] for name in ("used", "size", "cost") if update.get(name) is not None}
+    return ("usage", known) if known else None
 
 
-def _mode(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "session_info", {"mode": update.get("currentModeId")}
+def _mode(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    mode = update.get("currentModeId")
+    return ("session_info", {"mode": mode}) if isinstance(mode, str) else None
 
 
-def _options(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "session_info", {"config_options": update.get("configOptions")}
+def _options(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    options = update.get("configOptions")
+    return ("session_info", {"config_options": options}) if isinstance(options, list) else None
 
 
-def _commands(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    return "session_info", {"available_commands": update.get("availableCommands")}
+def _commands(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    commands = update.get("availableCommands")
+    return ("session_info", {"available_commands": commands}) if isinstance(commands, list) else None
 
 
 def _info(update: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -111,9 +116,9 @@ MAKERS: Final[dict[str, Callable[[dict[str, Any]], tuple[str, dict[str, Any]] | 
 
 
 def _notice(name: Any, update: dict[str, Any]) -> Group:
-    """An update that has no event of its own, bounded."""
+    """An update that has no event of its own, bounded: unknown kinds, content that is no text, malformed ones."""
     raw = to_json(update)
-    data: dict[str, Any] = {"kind": name if isinstance(name, str) else "unknown"}
+    data: dict[str, Any] = {"kind": name[:100] if isinstance(name, str) else "unknown"}
     if len(raw) <= NOTICE_BYTES:
         data["update"] = update
     else:

@@ -1,0 +1,220 @@
+"""Routes what an agent says: to the call that waits for it, to a session's inbox, or to an answer of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from runner.acp.answers import agent_error, mapping, permission_problem
+from runner.acp.inbox import AgentError, Closed, Inbox, PermissionAsked, PermissionWithdrawn, PromptAnswered
+from runner.acp.peer import Message, Peer, response_id
+from runner.errors import RunnerError
+
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+CANCELLED: Final = -32800
+MAX_OPEN_REQUESTS: Final = 1000
+
+
+class Inbound:
+    """What is open on a connection, and where each message of the agent belongs.
+
+    Args:
+        reply: takes the frame of an automatic answer; never raises.
+        drained: called whenever an inbox was drained.
+
+    Attributes:
+        calls: our open requests but prompts.
+        prompts: the agent session of each open ``session/prompt``.
+        counts: what was dropped, declined or ignored, by name.
+    """
+
+    def __init__(self, reply: Callable[[bytes], None], drained: Callable[[], None]) -> None:
+        self._reply = reply
+        self._drained = drained
+        self._asked: dict[int, tuple[Any, str]] = {}
+        self._next_key = 0
+        self.inboxes: dict[str, Inbox] = {}
+        self.calls: dict[int, asyncio.Future[Any]] = {}
+        self.prompts: dict[int, str] = {}
+        self.counts: Counter[str] = Counter()
+
+    def open(self, agent_session_id: str) -> Inbox:
+        """The session's inbox, made when it is not there yet."""
+        inbox = self.inboxes.get(agent_session_id)
+        if inbox is None:
+            inbox = self.inboxes[agent_session_id] = Inbox(self._drained)
+        return inbox
+
+    def answered(self, key: int) -> list[Any]:
+        """The raw id of an open permission request, which is closed by this; empty when it was closed before."""
+        asked = self._asked.pop(key, None)
+        return [asked[0]] if asked is not None else []
+
+    def close(self, error: RunnerError) -> None:
+        """Fail every open call, and end every inbox behind what arrived before."""
+        for call in self.calls.values():
+            if not call.done():
+                call.set_exception(copy_of(error))
+        self._asked.clear()
+        self.prompts.clear()
+        for inbox in self.inboxes.values():
+            inbox.put(Closed(error))
+            inbox.notify()
+
+    def take(self, messages: Iterable[Message]) -> set[Inbox]:
+        """Route messages in order; the inboxes that got something. Nobody is notified yet."""
+        touched: set[Inbox] = set()
+        run: list[dict[str, Any]] = []
+        run_bytes = 0
+        run_session: Any = None
+        box: Inbox | None = None
+        for message, size in messages:
+            if message.get("method") == "session/update":
+                params = message.get("params")
+                update = params.get("update") if isinstance(params, dict) else None
+                if not isinstance(params, dict) or not isinstance(update, dict):
+                    self.counts["malformed"] += 1
+                    continue
+                session = params.get("sessionId")
+                if session != run_session or box is None:
+                    if run and box is not None:
+                        box.put_updates(run, run_bytes)
+                        run, run_bytes = [], 0
+                    run_session, box = session, self._inbox_of(params)
+                    if box is None:
+                        self.counts["stray_updates"] += 1
+                        continue
+                    touched.add(box)
+                run.append(update)
+                run_bytes += size
+                continue
+            if run and box is not None:
+                box.put_updates(run, run_bytes)
+                run, run_bytes = [], 0
+            other = self._other(message, size)
+            if other is not None:
+                touched.add(other)
+            run_session, box = None, None
+        if run and box is not None:
+            box.put_updates(run, run_bytes)
+        return touched
+
+    def _inbox_of(self, params: dict[str, Any]) -> Inbox | None:
+        agent_session_id = params.get("sessionId")
+        return self.inboxes.get(agent_session_id) if isinstance(agent_session_id, str) else None
+
+    def _other(self, message: dict[str, Any], size: int) -> Inbox | None:
+        method = message.get("method")
+        if method is None:
+            return self._response(message, size)
+        if not isinstance(method, str):
+            self.counts["malformed"] += 1
+            return None
+        if "id" not in message:
+            return self._notified(message, method)
+        return self._request(message, method, size)
+
+    # Notifications and requests of the agent.
+
+    def _notified(self, message: dict[str, Any], method: str) -> Inbox | None:
+        if method != "$/cancel_request":
+            self.counts["unknown_notifications"] += 1
+            return None
+        wanted = mapping(message.get("params")).get("requestId")
+        for key, (raw_id, agent_session_id) in self._asked.items():
+            if same_id(raw_id, wanted):
+                del self._asked[key]
+                self._reply(Peer.error(raw_id, CANCELLED, "Request cancelled"))
+                inbox = self.inboxes.get(agent_session_id)
+                if inbox is not None:
+                    inbox.put(PermissionWithdrawn(key))
+                return inbox
+        self.counts["obsolete_withdrawals"] += 1
+        return None
+
+    def _request(self, message: dict[str, Any], method: str, size: int) -> Inbox | None:
+        request_id = message["id"]
+        params = mapping(message.get("params"))
+        if request_id is None or isinstance(request_id, bool | dict | list):
+            self.counts["malformed"] += 1
+        elif method == "session/request_permission":
+            return self._permission(request_id, params, size)
+        elif method == "elicitation/create":
+            self.counts["elicitations_declined"] += 1
+            self._reply(Peer.result(request_id, {"action": "decline"}))
+        else:
+            self.counts["unknown_requests"] += 1
+            self._reply(Peer.error(request_id, METHOD_NOT_FOUND, f"Method not found: {method[:200]}"))
+        return None
+
+    def _permission(self, request_id: Any, params: dict[str, Any], size: int) -> Inbox | None:
+        if any(same_id(raw, request_id) for raw, _ in self._asked.values()):
+            # Refusing it would answer the first request too: both have one id.
+            self.counts["repeated_requests"] += 1
+            return None
+        inbox = self._inbox_of(params)
+        problem = permission_problem(params) if inbox is not None else "unknown session"
+        if problem is not None or inbox is None:
+            self.counts["malformed"] += 1
+            self._reply(Peer.error(request_id, INVALID_PARAMS, f"Invalid params: {problem}"))
+            if inbox is not None:
+                inbox.put_updates([{"sessionUpdate": "malformed_permission_request", "problem": problem}], size)
+            return inbox
+        if len(self._asked) >= MAX_OPEN_REQUESTS:
+            self.counts["refused_requests"] += 1
+            self._reply(Peer.error(request_id, INTERNAL_ERROR, "Too many open permission requests"))
+            return None
+        self._next_key += 1
+        self._asked[self._next_key] = (request_id, params["sessionId"])
+        inbox.put(PermissionAsked(self._next_key, params), size)
+        return inbox
+
+    # Answers of the agent.
+
+    def _response(self, message: dict[str, Any], size: int) -> Inbox | None:
+        request_id = response_id(message)
+        if request_id is None:
+            self.counts["malformed"] += 1
+            return None
+        error = agent_error(message.get("error"))
+        # Neither result nor error is no response, but it is all that some agents say when they end (case A7).
+        result = message.get("result")
+        agent_session_id = self.prompts.pop(request_id, None)
+        if agent_session_id is not None:
+            return self._prompt_answered(request_id, agent_session_id, result, error, size)
+        call = self.calls.get(request_id)
+        if call is None or call.done():
+            self.counts["duplicate_terminals"] += 1
+        elif error is not None:
+            call.set_exception(error)
+        else:
+            call.set_result(result)
+            opened = mapping(result).get("sessionId")
+            if isinstance(opened, str):
+                # What follows the answer to session/new in the same chunk must find its inbox.
+                self.open(opened)
+        return None
+
+    def _prompt_answered(
+        self, request_id: int, agent_session_id: str, result: Any, error: AgentError | None, size: int
+    ) -> Inbox | None:
+        inbox = self.inboxes.get(agent_session_id)
+        if inbox is None:
+            self.counts["stray_terminals"] += 1
+            return None
+        inbox.put(PromptAnswered(request_id, result if isinstance(result, dict) else None, error), size)
+        return inbox
+
+
+def same_id(one: Any, other: Any) -> bool:
+    """Whether two JSON-RPC ids are one: 1 and "1" are not, nor are 1 and true."""
+    return type(one) is type(other) and bool(one == other)
+
+
+def copy_of(error: RunnerError) -> RunnerError:
+    """The same error as a new object: one that is raised twice would gather tracebacks."""
+    return RunnerError(error.code, error.message, **error.extra)
