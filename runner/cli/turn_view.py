@@ -96,13 +96,13 @@ class TextView:
         self._console.print(Text(plain(text), style=style))
 
     def _on_environment(self, data: dict[str, Any]) -> None:
-        start, reason = data.get("start"), data.get("reason")
-        why = f"{start}, {reason}" if reason else f"{start}"
+        start, reason = str(data.get("start")), str(data.get("reason") or "")
+        why = f"{start}, {reason}" if reason not in ("", start) else start
         if data.get("phase") == "starting":
             self._note(f"starting the agent ({why})")
             self.waiting("starting the agent")
         elif data.get("phase") == "ready":
-            self._note(f"agent ready after {data.get('elapsed_ms')} ms ({why})")
+            self._note(f"agent ready after {float(data.get('elapsed_ms') or 0):.0f} ms ({why})")
             self.waiting("waiting for the agent")
 
     def _on_message_delta(self, data: dict[str, Any]) -> None:
