@@ -54,7 +54,9 @@ class Gone:
     """Proof of a teardown.
 
     Attributes:
-        proven: nobody is left, by ``proof`` (``echild``, ``init_gone``, ``never_started``).
+        proven: nobody is left, by ``proof``: ``echild`` (the kernel told the init that no child is left),
+            ``init_gone`` (of a pid namespace), ``census`` (the init was lost; nobody carries the marker any more),
+            ``never_started``. Empty when not proven.
         survivors: pids still alive when the budget ended; not empty only when not proven.
     """
 

@@ -1,0 +1,267 @@
+"""A provider without processes: the agent is a coroutine. For tests of everything above the port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.acp.memory import MemoryAgent, MemoryTransport
+from runner.acp.transport import ExitInfo
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
+from runner.sandbox.workspace import check_files
+from runner.tasks import Tasks
+
+AgentBody = Callable[[MemoryAgent], Awaitable[None]]
+_FIRST_PID = 1_000_000
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong, read at the moment it would happen; all off at first.
+
+    Attributes:
+        start_gate: starts wait for it.
+        start_error: starts fail with it, after the gate.
+        mark_gate: marks are not taken before it.
+        kill_gate: kills of a turn wait for it.
+        survivors: pids that no kill of a turn gets rid of.
+        destroy_gate: teardowns wait for it.
+        unproven: so many teardowns end without a proof.
+    """
+
+    start_gate: asyncio.Event | None = None
+    start_error: RunnerError | None = None
+    mark_gate: asyncio.Event | None = None
+    kill_gate: asyncio.Event | None = None
+    survivors: tuple[int, ...] = ()
+    destroy_gate: asyncio.Event | None = None
+    unproven: int = 0
+
+
+class MemoryMark:
+    """A mark that is taken when its gate opens."""
+
+    def __init__(self, sandbox: MemorySandbox, turn_id: str) -> None:
+        self._sandbox = sandbox
+        self._turn_id = turn_id
+
+    async def set(self, seconds: float) -> None:
+        """See ``port.Mark.set``."""
+        await self._sandbox.answered(self._sandbox.faults.mark_gate, seconds)
+        self._sandbox.taken.append(self._turn_id)
+
+
+class MemorySandbox:
+    """A transport pair and the task that plays the agent.
+
+    Attributes:
+        spec: what it was started with.
+        faults: shared with its provider.
+        marks, taken, kills: turn ids in the order they were asked to be marked, were marked, were killed.
+        processes: turn id to the number of processes that the turn has running; a kill takes them.
+        on_kill: called by each kill of a turn with its id: where a blocked tool of the agent gives way.
+    """
+
+    def __init__(
+        self, spec: SandboxSpec, paths: Paths, pid: int, body: AgentBody, faults: Faults, forget: Callable[[str], None]
+    ) -> None:
+        self.spec = spec
+        self.faults = faults
+        self.marks: list[str] = []
+        self.taken: list[str] = []
+        self.kills: list[str] = []
+        self.processes: dict[str, int] = {}
+        self.on_kill: Callable[[str], None] = lambda turn_id: None
+        self._paths = paths
+        self._forget = forget
+        self._lost = asyncio.Event()
+        self._exited = False
+        self._gone: Gone | None = None
+        self._transport = MemoryTransport(pid)
+        self._tasks = Tasks(f"sandbox {spec.seat_id}")
+        self._teardown: asyncio.Task[Gone] | None = None
+        self._agent = self._tasks.spawn("agent", self._play(body))
+
+    async def _play(self, body: AgentBody) -> None:
+        info = ExitInfo(code=1)
+        try:
+            await body(self._transport.agent)
+            info = ExitInfo(code=0)
+        except asyncio.CancelledError:
+            info = ExitInfo(reason="the sandbox is gone") if self._lost.is_set() else ExitInfo(signal=9)
+        finally:
+            self._transport.agent.exit(info)
+
+    @property
+    def transport(self) -> MemoryTransport:
+        """The agent's stdio."""
+        return self._transport
+
+    @property
+    def agent(self) -> MemoryAgent:
+        """The agent's end."""
+        return self._transport.agent
+
+    @property
+    def workspace(self) -> str:
+        """A path that nobody made."""
+        return str(self._paths.workspace)
+
+    @property
+    def agent_pid(self) -> int | None:
+        """A number above every real pid of a default system."""
+        return self._transport.pid
+
+    @property
+    def isolation(self) -> str:
+        """``none``."""
+        return "none"
+
+    def mark(self, turn_id: str) -> MemoryMark:
+        """See ``port.Sandbox.mark``."""
+        self.marks.append(turn_id)
+        return MemoryMark(self, turn_id)
+
+    async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
+        """See ``port.Sandbox.kill_turn``."""
+        await self.answered(self.faults.kill_gate, seconds)
+        if turn_id not in self.taken:
+            raise RunnerError("sandbox_lost", "The sandbox was lost: the turn has no mark.")
+        self.kills.append(turn_id)
+        self.on_kill(turn_id)
+        return Reaped(self.processes.pop(turn_id, 0), self.faults.survivors)
+
+    async def answered(self, gate: asyncio.Event | None, seconds: float) -> None:
+        """Wait for the gate as for a reply of the cell's init.
+
+        Raises:
+            RunnerError: ``sandbox_lost`` when the sandbox is lost or the gate stays shut for ``seconds``.
+        """
+        if gate is not None and not gate.is_set() and not self._lost.is_set():
+            waits = [self._tasks.spawn("gate", gate.wait()), self._tasks.spawn("loss", self._lost.wait())]
+            try:
+                await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if not gate.is_set() and not self._lost.is_set():
+                raise RunnerError("sandbox_lost", f"The sandbox was lost: it did not answer within {seconds:g} s.")
+        if self._lost.is_set():
+            raise RunnerError("sandbox_lost", "The sandbox was lost: its init is gone.")
+
+    def lose(self) -> None:
+        """The whole cell goes away without a report (case A1)."""
+        self._lost.set()
+        self._agent.cancel()
+
+    async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
+        """See ``port.Sandbox.destroy``."""
+        if self._gone is not None:
+            return self._gone
+        if self._teardown is None or self._teardown.done():
+            self._teardown = self._tasks.spawn("teardown", self._tear_down(grace_seconds))
+        await asyncio.wait({self._teardown})
+        return self._teardown.result()
+
+    async def _tear_down(self, grace: float) -> Gone:
+        self._transport.close_stdin()
+        await asyncio.wait({self._agent}, timeout=grace)
+        self._agent.cancel()
+        await asyncio.wait({self._agent})
+        if self.faults.destroy_gate is not None:
+            await self.faults.destroy_gate.wait()
+        if self.faults.unproven > 0:
+            self.faults.unproven -= 1
+            return Gone(False, "", (self._transport.pid or 0,))
+        self._lost.set()
+        self._gone = Gone(True, "echild")
+        self._forget(self.spec.seat_id)
+        return self._gone
+
+
+class MemoryProvider:
+    """Twin of the local provider.
+
+    Args:
+        body: plays the agent of every sandbox; when it returns the agent exits 0, when it raises 1. May be replaced.
+        clock: on the scale of ``SandboxSpec.deadline``.
+        name: what it passes for.
+        capacity: what it says it can hold.
+
+    Attributes:
+        faults: switches, effective at once for all its sandboxes.
+        started: every sandbox that was ever started, oldest first.
+        removed: ``(project, session_id)`` of every ``remove``.
+    """
+
+    def __init__(self, body: AgentBody, *, clock: Clock, name: str = "memory", capacity: int | None = None) -> None:
+        self.body = body
+        self.faults = Faults()
+        self.started: list[MemorySandbox] = []
+        self.removed: list[tuple[str, str]] = []
+        self._clock = clock
+        self._name = name
+        self._capacity = capacity
+        self._live: dict[str, MemorySandbox] = {}
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The name given."""
+        return self._name
+
+    @property
+    def capacity(self) -> int | None:
+        """The number given."""
+        return self._capacity
+
+    @property
+    def isolation(self) -> str:
+        """``none``."""
+        return "none"
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Seats of the sandboxes whose end is not proven."""
+        return tuple(self._live)
+
+    def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
+        """Paths that nobody made."""
+        home = Path("/memory/homes") / project / session_id
+        return Paths(workspace_path or Path("/memory/workspaces") / project / session_id, home / "home", home / "tmp")
+
+    async def start(self, spec: SandboxSpec) -> MemorySandbox:
+        """See ``port.Provider.start``."""
+        check_files(spec.workspace_files)
+        try:
+            async with asyncio.timeout(spec.deadline - self._clock.monotonic() if spec.deadline else None):
+                if self.faults.start_gate is not None:
+                    await self.faults.start_gate.wait()
+        except TimeoutError:
+            raise RunnerError("sandbox_start_failed", "The sandbox did not start in time.") from None
+        if self.faults.start_error is not None:
+            raise self.faults.start_error
+        if self._closed or spec.seat_id in self._live:
+            raise RunnerError("sandbox_start_failed", "The runner is shutting down, or the seat has a sandbox already.")
+        paths = self.paths(spec.project, spec.session_id, spec.workspace_path)
+        pid = _FIRST_PID + len(self.started)
+        sandbox = MemorySandbox(spec, paths, pid, self.body, self.faults, self._forget)
+        self.started.append(sandbox)
+        self._live[spec.seat_id] = sandbox
+        return sandbox
+
+    def _forget(self, seat_id: str) -> None:
+        self._live.pop(seat_id, None)
+
+    async def remove(self, project: str, session_id: str) -> None:
+        """See ``port.Provider.remove``."""
+        self.removed.append((project, session_id))
+
+    async def close(self) -> None:
+        """Destroy what is left."""
+        self._closed = True
+        await asyncio.gather(*(sandbox.destroy(0.0) for sandbox in list(self._live.values())))
