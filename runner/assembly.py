@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runner import __version__
-from runner.acp.connection import PROTOCOL_VERSION
+from runner.acp.answers import PROTOCOL_VERSION
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -25,7 +25,7 @@ from runner.harness.catalogue import Catalogue
 from runner.ids import Ids
 from runner.leases.heartbeat import Heartbeats
 from runner.leases.memory import MemoryLeasePlane
-from runner.leases.port import LeasePlane
+from runner.leases.port import BeatAnswer, LeasePlane
 from runner.pool.pool import Pool
 from runner.resources import resource_path
 from runner.rules.pool import Book
@@ -98,21 +98,24 @@ async def build(
     if lost:
         log.warning("%d turns of an earlier runner were ended as lost", lost)
     tasks = Tasks("sessions")
-    told: list[Coordinator] = []
+
+    def lease_lost(turn_id: str, answer: BeatAnswer) -> None:
+        coordinator.lease_lost(turn_id, answer)
+
+    def seat_removed(live: LiveSeat, verdict: str) -> None:
+        coordinator.seat_removed(live, verdict)
+
+    def paused(session: Session) -> None:
+        coordinator.paused(session)
+
     beats = Heartbeats(
         plane,
         clock,
         beat_seconds=lease.beat_seconds,
         beat_timeout_seconds=lease.beat_timeout_seconds,
-        on_lost=lambda turn_id, answer: told[0].lease_lost(turn_id, answer),
+        on_lost=lease_lost,
     )
-
-    def paused(session: Session) -> None:
-        told[0].paused(session)
-
-    pool: Pool[LiveSeat] = Pool(
-        Book(settings.pool.max_seats), clock, lambda live, verdict: told[0].seat_removed(live, verdict)
-    )
+    pool = Pool(Book(settings.pool.max_seats), clock, seat_removed)
     provisioner = Provisioner(
         catalogue=Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir),
         providers=providers,
@@ -124,7 +127,6 @@ async def build(
     services = Services(replica_id, clock, ids, store, beats, pool, provisioner, settings, tasks, paused)
     registry = Registry(store, clock, tasks, pool, settings)
     coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
-    told.append(coordinator)
     return Replica(replica_id, settings, coordinator, services, plane, providers)
 
 
@@ -224,12 +226,11 @@ async def serve(
         RunnerError: ``invalid_request`` (another serve has this state directory, settings), ``store_unavailable``.
         OSError: the address cannot be bound.
     """
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     replica_id = Ids().mint("rep")
-    tokens, own = access_tokens(settings, state_dir, host)
     async with AsyncExitStack() as stack:
         lock = StateLock.acquire(state_dir, replica_id)
         stack.callback(lock.release)
+        tokens, own = access_tokens(settings, state_dir, host)
         store = await SqliteStore.open(state_dir / "store.sqlite3")
         reaped = reap_leftovers(state_dir, store.store_id)
         if reaped:

@@ -465,6 +465,7 @@ class TurnRun:
             pool.discard(cold.seat, verdict)
             raise
         pool.attach(live)
+        live.take()
         self.live = live
         return live
 

@@ -293,6 +293,8 @@ class Driver:
             else:
                 if kind == EventType.USAGE:
                     self.usage.update(payload)
+                elif kind == EventType.SESSION_INFO:
+                    self.live.learn(payload)
                 self.journal.event(EventType(kind), payload)
 
     def _tool_fields(self, fields: dict[str, Any]) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from runner.acp.connection import AgentConnection, Closed, Inbox, Item
+from runner.acp.connection import AgentConnection, Closed, Inbox, Item, Updates
 from runner.rules.pool import Seat
 from runner.sandbox.port import Sandbox
 from runner.terms import TERMINAL_TOOL_STATUSES
+
+INFO: Final = frozenset(
+    {"available_commands_update", "current_mode_update", "config_option_update", "session_info_update"}
+)
 
 
 @dataclass(slots=True)
@@ -82,12 +86,23 @@ class LiveSeat:
         items()
 
     def take(self) -> None:
-        """A turn takes the seat: what arrived while it was idle belongs to nobody."""
+        """A turn takes the seat: what was said before is nobody's answer (case E8); what the session is like stays."""
         self.inbox.on_items = None
-        if self.prompt_request is None:
-            for item in self.inbox.drain():
-                self.exited = self.exited or isinstance(item, Closed)
-                self.stray_items += 1
+        if self.prompt_request is not None:
+            return
+        for item in self.inbox.drain():
+            self.exited = self.exited or isinstance(item, Closed)
+            known = [u for u in item.updates if u.get("sessionUpdate") in INFO] if isinstance(item, Updates) else []
+            if known:
+                self.held.append(Updates(known))
+            self.stray_items += not known
+
+    def learn(self, info: dict[str, Any]) -> None:
+        """The agent changed its mode or options by itself: a later dispatch compares with what is in force."""
+        if isinstance(info.get("mode"), str):
+            self.mode = info["mode"]
+        if isinstance(info.get("config_options"), list):
+            self.config_options = [option for option in info["config_options"] if isinstance(option, dict)]
 
     def leave(self) -> None:
         """The seat is out of the map: nobody listens any more."""

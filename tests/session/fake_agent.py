@@ -41,7 +41,9 @@ class FakeAgent:
             self.result(frame["id"], {"protocolVersion": 1, "agentInfo": {"name": "fake", "version": "1"}})
         elif method == "session/new" and self.manners.get("session/new", True):
             self.new_params = frame["params"]
-            self.result(frame["id"], {"sessionId": "agent-session", **self.manners.get("new", {})})
+            answer = {"id": frame["id"], "result": {"sessionId": "agent-session", **self.manners.get("new", {})}}
+            banner = self.manners.get("banner")
+            self.send(answer, *([text_frame(banner)] if banner else []))
         elif method in ("session/set_mode", "session/set_config_option"):
             self.result(frame["id"], {})
 

@@ -186,6 +186,15 @@ async def test_updates_between_turns_belong_to_nobody_case_e8(bed: Bed) -> None:
     assert (await handle.result())["text"] == "answer"
 
 
+async def test_a_banner_before_the_first_prompt_is_no_answer_case_e8(bed: Bed) -> None:
+    bed.provider.manners["banner"] = "Welcome! Please upgrade."
+    handle = await bed.dispatch(keep_on_disconnect=True)
+    agent = await bed.agent()
+    frame = await agent.prompt()
+    agent.answer(frame)
+    assert (await handle.result())["error"]["code"] == "empty_turn"
+
+
 async def test_lru_eviction_and_capacity() -> None:
     bed = await Bed.make(settings={"pool": {"max_seats": 2}})
     await bed.turn("a", agents=1)
