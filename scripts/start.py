@@ -30,6 +30,7 @@ HOST = "127.0.0.1"
 READY_SECONDS = 60
 TURN_SECONDS = 60
 STOP_SECONDS = 45
+SHOWN_CHARS = 200
 PROMPT = "/stream 3\n/tool echo hello from the sandbox"
 
 
@@ -161,6 +162,7 @@ def show(line: dict[str, Any]) -> None:
         print(f"  result {text}", flush=True)
     elif line["kind"] == "event":
         text = json.dumps(line["data"], ensure_ascii=False)
+        text = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " …"
         print(f"  {line.get('cursor') or '-':>8} {line['type']:<18} {text}", flush=True)
 
 
