@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +50,7 @@ def doctor(
         settings = load_settings(config, os.environ)
         findings = examine(settings, directory)
         if sandbox is not None:
-            findings += check_sandbox(settings, directory)
+            findings += check_sandbox()
     except RunnerError as error:
         fail(error.code, error.message, as_json=as_json)
     shown = settings.redacted()
@@ -125,9 +126,25 @@ def _harnesses(settings: Settings, directory: Path) -> list[Finding]:
     ]
 
 
-def check_sandbox(settings: Settings, directory: Path) -> list[Finding]:
-    """Run the provider's self-check (DESIGN 6): it starts and tears down real processes."""
-    raise NotImplementedError
+def check_sandbox() -> list[Finding]:
+    """The local provider's self-check in a directory of its own: starts and tears down real processes."""
+    import asyncio
+
+    from runner.clock import SystemClock
+    from runner.ids import Ids
+    from runner.sandbox.local import LocalProvider
+    from runner.sandbox.selfcheck import check
+
+    async def checked(directory: Path) -> list[Finding]:
+        ids = Ids()
+        provider = LocalProvider(directory, ids.mint("store"), ids.mint("rep"), clock=SystemClock())
+        try:
+            return [Finding(f"sandbox local: {item.name}", item.ok, item.detail) for item in await check(provider)]
+        finally:
+            await provider.close()
+
+    with tempfile.TemporaryDirectory(prefix="acp-runner-doctor-") as directory:
+        return asyncio.run(checked(Path(directory)))
 
 
 def _print_settings(shown: dict[str, Any]) -> None:
@@ -145,7 +162,8 @@ def _value(value: Any) -> str:
 
 
 def _print_finding(finding: Finding) -> None:
-    mark = "ok     " if finding.ok else "missing" if finding.needed else "absent "
+    detail = f": {finding.detail}" if finding.detail else ""
+    mark = "ok     " if finding.ok else "FAILED " if finding.needed else "absent "
     told = not finding.fix or finding.fix in finding.detail
     cure = "" if finding.ok or told else f"; {finding.fix}"
-    typer.echo(plain(f"{mark} {finding.name}: {finding.detail}{cure}"))
+    typer.echo(plain(f"{mark} {finding.name}{detail}{cure}"))

@@ -177,6 +177,15 @@ def test_doctor_is_redacted_and_names_what_helps(bare: Invoke, tmp_path: Path) -
     assert {"python", "state directory", "server", "harness demo"} <= {item["name"] for item in told["findings"]}
 
 
+def test_doctor_proves_the_sandbox(bare: Invoke) -> None:
+    ran = bare("doctor", "--sandbox", "local", "--json")
+    assert ran.exit_code == 0, ran.output
+    checks = [item for item in json.loads(ran.stdout)["findings"] if item["name"].startswith("sandbox local: ")]
+    assert checks
+    assert all(item["ok"] for item in checks)
+    assert bare("doctor", "--sandbox", "moon").exit_code == 2
+
+
 def test_doctor_and_a_bad_file(bare: Invoke, tmp_path: Path) -> None:
     (tmp_path / "acp-runner.toml").write_text("[server]\nprot = 1\n")
     ran = bare("doctor")
