@@ -11,182 +11,78 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.rules.turn_moves import (
+    AbortPreparation,
+    After,
+    AgentGone,
+    Answered,
+    Begin,
+    CancelQuestions,
+    CancelUnsent,
+    CloseTools,
+    Effect,
+    End,
+    Event,
+    Fired,
+    KillTurn,
+    LimitReached,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Quiet,
+    Reap,
+    Reaped,
+    SendCancel,
+    SendFrame,
+    Stop,
+)
 from runner.terms import Outcome, StopReason, TurnPhase
+
+__all__ = [
+    "AT_ONCE",
+    "AUTH_REQUIRED",
+    "CANCEL_REPEAT_SECONDS",
+    "KILL_TOOLS_SECONDS",
+    "TABLE",
+    "AbortPreparation",
+    "After",
+    "AgentGone",
+    "Answered",
+    "Begin",
+    "CancelQuestions",
+    "CancelUnsent",
+    "CloseTools",
+    "Effect",
+    "End",
+    "Event",
+    "Fired",
+    "IllegalMove",
+    "KillTurn",
+    "LimitReached",
+    "Prepare",
+    "PrepareFailed",
+    "Prepared",
+    "Quiet",
+    "Reap",
+    "Reaped",
+    "SendCancel",
+    "SendFrame",
+    "Step",
+    "Stop",
+    "Turn",
+    "classify",
+    "step",
+]
 
 CANCEL_REPEAT_SECONDS: Final = 1.0
 KILL_TOOLS_SECONDS: Final = 2.0
 AUTH_REQUIRED: Final = -32000
+AT_ONCE: Final = frozenset({StopReason.KILL, StopReason.DELETE})
+"""Stops that ask nobody: the agent is not waited for."""
 
 
 class IllegalMove(Exception):
     """An event that cannot happen in this phase; the turn was not changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The turn was admitted and its row is durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A sandbox is ready; ``resumed``: its agent still has the chain's ``session/prompt`` open."""
-
-    resumed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareFailed:
-    """No sandbox could be made ready."""
-
-    error: RunnerError
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Somebody wants the turn to stop; the reason is the abort's label."""
-
-    reason: StopReason
-    error: RunnerError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The harness answered its open ``session/prompt``; null results have neither member."""
-
-    stop_reason: str | None = None
-    error_code: int | None = None
-    error_message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentGone:
-    """The agent exited or its carrier broke."""
-
-    error: RunnerError
-
-
-@dataclass(frozen=True, slots=True)
-class LimitReached:
-    """A limit of DESIGN 4.1 ran out."""
-
-    error: RunnerError
-
-
-@dataclass(frozen=True, slots=True)
-class Quiet:
-    """Every running tool call waits for an open question and the agent has been silent (DESIGN 3.2, Paused)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelUnsent:
-    """``session/cancel`` could not be written: the agent's state is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """A timer of this turn ran out."""
-
-    timer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reaped:
-    """The final reap ended; ``survivors`` would not die."""
-
-    survivors: bool
-
-
-Event = (
-    Begin
-    | Prepared
-    | PrepareFailed
-    | Stop
-    | Answered
-    | AgentGone
-    | LimitReached
-    | Quiet
-    | CancelUnsent
-    | Fired
-    | Reaped
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Check out or start a sandbox."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortPreparation:
-    """Give up the start under way; undo it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendFrame:
-    """Write the ``session/prompt`` frame."""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelQuestions:
-    """Answer every pending permission with ``cancelled`` and close its interaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseTools:
-    """Give every open tool call an ending in our own view."""
-
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class SendCancel:
-    """Write ``session/cancel``."""
-
-
-@dataclass(frozen=True, slots=True)
-class After:
-    """Come back with ``Fired(timer)``; ``seconds`` None means the settle budget."""
-
-    timer: str
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class KillTurn:
-    """Kill the turn's own processes, not the agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reap:
-    """The final reap of a stopped turn, at most one second; comes back as ``Reaped``."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The turn's one ending.
-
-    Attributes:
-        outcome: its outcome.
-        stop_reason: the agent's own word, ``cancelled`` when we cancelled, ``paused``, None for failures.
-        settled: whether the harness answered its open prompt; None when no frame was ever sent.
-        late_completion: the answer to our cancel was ``end_turn``.
-        error: why it failed.
-        label: the abort's reason, None when nobody stopped it.
-        survivors: the final reap left somebody.
-    """
-
-    outcome: Outcome
-    stop_reason: str | None = None
-    settled: bool | None = None
-    late_completion: bool = False
-    error: RunnerError | None = None
-    label: StopReason | None = None
-    survivors: bool = False
-
-
-Effect = (
-    Prepare | AbortPreparation | SendFrame | CancelQuestions | CloseTools | SendCancel | After | KillTurn | Reap | End
-)
 
 
 @dataclass(slots=True)
@@ -194,6 +90,7 @@ class Turn:
     """State of one turn. ``step`` is its only writer, but for ``output`` and ``denied``, which updates set.
 
     ``resumes``: the agent holds a prompt of this chain open, so a Stop must settle it even before the turn prompts.
+    ``settled``: the harness answered after the mark; the turn now only waits for its final reap.
     """
 
     phase: TurnPhase = TurnPhase.ADMITTED
@@ -201,6 +98,7 @@ class Turn:
     stop_error: RunnerError | None = None
     resumes: bool = False
     frame_sent: bool = False
+    settled: bool = False
     late_completion: bool = False
     output: bool = False
     denied: bool = False
@@ -294,9 +192,14 @@ def _end(turn: Turn, end: End) -> list[Effect]:
 
 
 def _mark(turn: Turn, event: Stop) -> None:
-    if turn.stop is None or not event.reason.cooperative:
+    """The strongest label stays: a later drain makes no kill milder, a later Stop keeps no doomed sandbox."""
+    if turn.stop is None or _strength(event.reason) > _strength(turn.stop):
         turn.stop = event.reason
-        turn.stop_error = event.error
+        turn.stop_error = event.error or turn.stop_error
+
+
+def _strength(reason: StopReason) -> int:
+    return 2 if reason in AT_ONCE else 0 if reason.cooperative else 1
 
 
 def _begin(turn: Turn, event: Event) -> list[Effect]:
@@ -333,7 +236,7 @@ def _prepare_failed(turn: Turn, event: Event) -> list[Effect]:
 
 
 def _start_cancel(turn: Turn) -> list[Effect]:
-    if turn.stop in (StopReason.KILL, StopReason.DELETE):
+    if turn.stop in AT_ONCE:
         return _end(turn, _cancelled(turn, False))
     turn.phase = TurnPhase.CANCELLING
     return [
@@ -355,9 +258,7 @@ def _stop_prompting(turn: Turn, event: Event) -> list[Effect]:
 def _stop_again(turn: Turn, event: Event) -> list[Effect]:
     assert isinstance(event, Stop)
     _mark(turn, event)
-    if event.reason in (StopReason.KILL, StopReason.DELETE):
-        return _end(turn, _cancelled(turn, False))
-    return []
+    return _end(turn, _cancelled(turn, turn.settled)) if event.reason in AT_ONCE else []
 
 
 def _answered(turn: Turn, event: Event) -> list[Effect]:
@@ -367,6 +268,9 @@ def _answered(turn: Turn, event: Event) -> list[Effect]:
 
 def _settled(turn: Turn, event: Event) -> list[Effect]:
     assert isinstance(event, Answered)
+    if turn.settled:
+        return []
+    turn.settled = True
     turn.late_completion = classify(turn, event).late_completion
     return [Reap()]
 
@@ -376,8 +280,17 @@ def _agent_gone(turn: Turn, event: Event) -> list[Effect]:
     return _end(turn, End(Outcome.FAILED, settled=False, error=event.error))
 
 
+def _gone_cancelling(turn: Turn, event: Event) -> list[Effect]:
+    return _end(turn, _cancelled(turn, turn.settled))
+
+
 def _not_settled(turn: Turn, event: Event) -> list[Effect]:
-    return _end(turn, _cancelled(turn, False))
+    return [] if turn.settled else _end(turn, _cancelled(turn, False))
+
+
+def _limit_early(turn: Turn, event: Event) -> list[Effect]:
+    assert isinstance(event, LimitReached)
+    return [] if turn.stop is not None else _stop_early(turn, Stop(StopReason.LIMIT, event.error))
 
 
 def _limit(turn: Turn, event: Event) -> list[Effect]:
@@ -392,17 +305,19 @@ def _quiet(turn: Turn, event: Event) -> list[Effect]:
 
 def _fired(turn: Turn, event: Event) -> list[Effect]:
     assert isinstance(event, Fired)
-    if event.timer == "cancel_again":
-        return [SendCancel(), After("cancel_again", CANCEL_REPEAT_SECONDS)]
+    if event.timer not in ("cancel_again", "kill_tools", "settle"):
+        raise IllegalMove(f"timer {event.timer}")
+    if event.timer == "settle" or turn.settled:
+        return _not_settled(turn, event)
     if event.timer == "kill_tools":
         return [KillTurn()]
-    if event.timer == "settle":
-        return _not_settled(turn, event)
-    raise IllegalMove(f"timer {event.timer}")
+    return [SendCancel(), After("cancel_again", CANCEL_REPEAT_SECONDS)]
 
 
 def _reaped(turn: Turn, event: Event) -> list[Effect]:
     assert isinstance(event, Reaped)
+    if not turn.settled:
+        raise IllegalMove("Reaped before the harness settled")
     return _end(turn, _cancelled(turn, True, event.survivors))
 
 
@@ -417,7 +332,7 @@ TABLE: Final[dict[tuple[TurnPhase, type[Event]], Step]] = {
     (TurnPhase.PREPARING, Prepared): _prepared,
     (TurnPhase.PREPARING, PrepareFailed): _prepare_failed,
     (TurnPhase.PREPARING, AgentGone): _prepare_failed,
-    (TurnPhase.PREPARING, LimitReached): _limit,
+    (TurnPhase.PREPARING, LimitReached): _limit_early,
     (TurnPhase.PROMPTING, Stop): _stop_prompting,
     (TurnPhase.PROMPTING, Answered): _answered,
     (TurnPhase.PROMPTING, AgentGone): _agent_gone,
@@ -425,7 +340,7 @@ TABLE: Final[dict[tuple[TurnPhase, type[Event]], Step]] = {
     (TurnPhase.PROMPTING, Quiet): _quiet,
     (TurnPhase.CANCELLING, Stop): _stop_again,
     (TurnPhase.CANCELLING, Answered): _settled,
-    (TurnPhase.CANCELLING, AgentGone): _not_settled,
+    (TurnPhase.CANCELLING, AgentGone): _gone_cancelling,
     (TurnPhase.CANCELLING, CancelUnsent): _not_settled,
     (TurnPhase.CANCELLING, Fired): _fired,
     (TurnPhase.CANCELLING, LimitReached): _nothing,
