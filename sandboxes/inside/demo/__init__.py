@@ -1,0 +1,1 @@
+"""What the demo agent is made of; standard library only, and of that only what starts fast."""

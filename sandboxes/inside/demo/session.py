@@ -1,0 +1,114 @@
+"""One conversation of the demo agent and the turn that runs in it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from demo import history
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+    from demo.loop import Loop, Wait
+
+MODES = {"default": "Answers and runs commands.", "plan": "Says what it would do."}
+MODELS = {"demo-fast": "Short answers.", "demo-smart": "The same answers, with a clever name."}
+
+
+class Session:
+    """State of a conversation: how many prompts it saw, its mode and model, the open turn."""
+
+    def __init__(self, loop: Loop, cwd: str, identity: str | None = None) -> None:
+        self.loop = loop
+        self.cwd = cwd
+        self.id = identity or os.urandom(12).hex()
+        self.prompts = 0
+        self.mode = "default"
+        self.model = "demo-fast"
+        self.turn: Turn | None = None
+        self.journal = history.Journal(self.id)
+        head, tail = self.frame({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "\0"}})
+        self.chunk_head, self.chunk_tail = head, tail
+
+    def frame(self, update: dict[str, Any]) -> tuple[bytes, bytes]:
+        """The update's line, cut in two where a NUL character stands."""
+        message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self.id, "update": update}}
+        head, _, tail = json.dumps(message, separators=(",", ":")).encode("ascii").partition(b"\\u0000")
+        return head, tail + b"\n"
+
+    def update(self, update: str, /, **members: Any) -> None:
+        """Queue one ``session/update``."""
+        self.loop.send(b"".join(self.frame({"sessionUpdate": update, **members})))
+
+    def say(self, text: str) -> None:
+        """Queue one message chunk."""
+        self.loop.send(self.chunk_head + json.dumps(text)[1:-1].encode("ascii") + self.chunk_tail)
+        if self.turn is not None:
+            self.turn.said.append(text)
+
+    def keep(self, turn: Turn) -> None:
+        """Write the turn to the history, and the conversation's directory with its first one."""
+        first = {"cwd": self.cwd} if self.prompts == 1 else {}
+        self.journal.append({**first, "user": turn.text, "agent": "".join(turn.said)})
+
+    def replay(self) -> None:
+        """Queue the whole history, as ``session/load`` asks."""
+        for entry in history.entries(self.id):
+            for kind, role in (("user_message_chunk", "user"), ("agent_message_chunk", "agent")):
+                if entry.get(role):
+                    self.update(kind, content={"type": "text", "text": entry[role]})
+
+    def recall(self) -> None:
+        """Count the prompts of the history."""
+        self.prompts = sum("user" in entry for entry in history.entries(self.id))
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """Modes and config options, as every answer that sets a session up shows them."""
+        return {
+            "modes": {
+                "currentModeId": self.mode,
+                "availableModes": [{"id": name, "name": name.title(), "description": MODES[name]} for name in MODES],
+            },
+            "configOptions": self.config_options,
+        }
+
+    @property
+    def config_options(self) -> list[dict[str, Any]]:
+        """The complete list of options with their current values."""
+        return [_select("mode", "Mode", self.mode, MODES), _select("model", "Model", self.model, MODELS)]
+
+
+class Turn:
+    """One open ``session/prompt``.
+
+    Attributes:
+        id: the request's id.
+        stop_reason: what the prompt will be answered with.
+        error: a JSON-RPC error to answer with instead.
+        deaf: ignores cancels.
+    """
+
+    def __init__(self, identity: Any, text: str) -> None:
+        self.id = identity
+        self.text = text
+        self.work: Generator[Wait] | None = None
+        self.stop_reason = "end_turn"
+        self.error: dict[str, Any] | None = None
+        self.deaf = False
+        self.exit_afterwards = False
+        self.said: list[str] = []
+
+
+def _select(identity: str, name: str, current: str, values: dict[str, str]) -> dict[str, Any]:
+    return {
+        "type": "select",
+        "id": identity,
+        "name": name,
+        "category": identity,
+        "currentValue": current,
+        "options": [{"value": value, "name": value, "description": values[value]} for value in values],
+    }
