@@ -86,6 +86,8 @@ class LocalProvider:
         paths = self.paths(spec.project, spec.session_id, spec.workspace_path)
         seconds = spec.deadline - self._clock.monotonic() if spec.deadline else None
         try:
+            if seconds is not None and seconds <= 0:
+                raise TimeoutError
             async with asyncio.timeout(seconds):
                 await shielded(asyncio.to_thread(self._prepare, spec, paths), FILES_SECONDS)
                 return await self._spawn(spec, paths)

@@ -114,7 +114,8 @@ class LocalSandbox:
             raise RunnerError("sandbox_start_failed", f"The cell's init ended at once{self._cause()}.")
         if not found.get("ok"):
             raise _not_started(str(found.get("error")), argv[0] if argv else "")
-        assert self._pipes is not None
+        if self._teardown is not None or self._pipes is None:
+            raise RunnerError("sandbox_start_failed", "The sandbox was destroyed while its agent was being started.")
         pipes, self._pipes = self._pipes, None
         self._transport = StdioTransport(pipes.stdin, pipes.stdout, pipes.stderr, int(found["pid"]))
         if self._exit is not None:

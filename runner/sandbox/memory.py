@@ -52,7 +52,7 @@ class MemoryMark:
     async def set(self, seconds: float) -> None:
         """See ``port.Mark.set``."""
         await self._sandbox.answered(self._sandbox.faults.mark_gate, seconds)
-        self._sandbox.taken.append(self._turn_id)
+        self._sandbox.take_mark(self._turn_id)
 
 
 class MemorySandbox:
@@ -79,22 +79,24 @@ class MemorySandbox:
         self._paths = paths
         self._forget = forget
         self._lost = asyncio.Event()
-        self._exited = False
         self._gone: Gone | None = None
         self._transport = MemoryTransport(pid)
         self._tasks = Tasks(f"sandbox {spec.seat_id}")
         self._teardown: asyncio.Task[Gone] | None = None
         self._agent = self._tasks.spawn("agent", self._play(body))
+        self._agent.add_done_callback(self._ended)
 
     async def _play(self, body: AgentBody) -> None:
-        info = ExitInfo(code=1)
-        try:
-            await body(self._transport.agent)
-            info = ExitInfo(code=0)
-        except asyncio.CancelledError:
-            info = ExitInfo(reason="the sandbox is gone") if self._lost.is_set() else ExitInfo(signal=9)
-        finally:
-            self._transport.agent.exit(info)
+        await body(self._transport.agent)
+
+    def _ended(self, agent: asyncio.Task[None]) -> None:
+        if not agent.cancelled():
+            info = ExitInfo(code=0 if agent.exception() is None else 1)
+        elif self._lost.is_set():
+            info = ExitInfo(reason="the sandbox is gone")
+        else:
+            info = ExitInfo(signal=9)
+        self._transport.agent.exit(info)
 
     @property
     def transport(self) -> MemoryTransport:
@@ -124,7 +126,14 @@ class MemorySandbox:
     def mark(self, turn_id: str) -> MemoryMark:
         """See ``port.Sandbox.mark``."""
         self.marks.append(turn_id)
+        if self.faults.mark_gate is None and not self._lost.is_set():
+            self.take_mark(turn_id)
         return MemoryMark(self, turn_id)
+
+    def take_mark(self, turn_id: str) -> None:
+        """The mark is taken; again is as well."""
+        if turn_id not in self.taken:
+            self.taken.append(turn_id)
 
     async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
         """See ``port.Sandbox.kill_turn``."""
@@ -237,8 +246,11 @@ class MemoryProvider:
     async def start(self, spec: SandboxSpec) -> MemorySandbox:
         """See ``port.Provider.start``."""
         check_files(spec.workspace_files)
+        seconds = spec.deadline - self._clock.monotonic() if spec.deadline else None
         try:
-            async with asyncio.timeout(spec.deadline - self._clock.monotonic() if spec.deadline else None):
+            if seconds is not None and seconds <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(seconds):
                 if self.faults.start_gate is not None:
                     await self.faults.start_gate.wait()
         except TimeoutError:

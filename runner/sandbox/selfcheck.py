@@ -192,6 +192,8 @@ async def check(provider: Provider) -> list[Check]:
     for name, step in (("refusals", run.refusals), ("inside", run.inside), ("clean-up", run.cleaned)):
         try:
             await step()
-        except (RunnerError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        except RunnerError as error:
+            run.add(name, False, f"{error.code}: {error.message}")
+        except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
             run.add(name, False, f"{type(error).__name__}: {error}")
     return run.checks

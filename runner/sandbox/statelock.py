@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import RunnerError
-from runner.sandbox.census import kill_all, scan
+from runner.sandbox.census import kill_all
 
 REAP_SECONDS: Final = 5.0
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -24,10 +24,9 @@ log = logging.getLogger("runner.sandbox")
 class StateLock:
     """Both locks of a serving runner; made by ``acquire``, given back by ``release`` or the end of the process."""
 
-    def __init__(self, state: int, replica: int, replica_path: Path) -> None:
+    def __init__(self, state: int, replica: int) -> None:
         self._state: int | None = state
         self._replica = replica
-        self._replica_path = replica_path
 
     @classmethod
     def acquire(cls, state_dir: Path, replica_id: str) -> StateLock:
@@ -43,24 +42,28 @@ class StateLock:
             raise RunnerError("invalid_request", f"The state directory {state_dir} cannot be used: {error}.") from error
         if state is None:
             raise RunnerError("invalid_request", _refusal(state_dir))
+        held = [state]
         try:
-            path = state_dir / "replicas" / f"{replica_id}.lock"
-            replica = _locked(path)
+            replica = _locked(state_dir / "replicas" / f"{replica_id}.lock")
             if replica is None:
                 raise RunnerError("invalid_request", f"The replica {replica_id} already runs on {state_dir}.")
-            _write_pid(state)
-            _write_pid(replica)
+            held.append(replica)
+            for fd in held:
+                _write_pid(fd)
         except BaseException:
-            os.close(state)
+            for fd in held:
+                os.close(fd)
             raise
-        return cls(state, replica, path)
+        return cls(state, replica)
 
     def release(self) -> None:
-        """Give both locks back; idempotent. The replica's file goes too: call it only after the last teardown."""
+        """Give both locks back; idempotent. Call it after the last teardown.
+
+        The replica's file stays: should a teardown not have been proven, the next boot finds what is left by it.
+        """
         if self._state is None:
             return
         state, self._state = self._state, None
-        self._replica_path.unlink(missing_ok=True)
         os.close(self._replica)
         os.ftruncate(state, 0)
         os.close(state)
@@ -75,21 +78,17 @@ def reap_leftovers(state_dir: Path, store_id: str) -> int:
         How many processes were killed.
     """
     killed = 0
-    carriers = {info.marker for info in scan(f"{store_id}:")}
     for path in sorted((state_dir / "replicas").glob("*.lock")):
         lock = _locked(path)
         if lock is None:
             continue
         try:
-            prefix = f"{store_id}:{path.stem}:"
-            if any(text.startswith(prefix) for text in carriers):
-                reaped = kill_all(prefix, REAP_SECONDS)
-                killed += reaped.killed
-                if reaped.survivors:
-                    log.error("leftovers of replica %s would not die: %s", path.stem, reaped.survivors)
-                    continue
-                log.warning("reaped %d processes that replica %s had left", reaped.killed, path.stem)
-            path.unlink(missing_ok=True)
+            reaped = kill_all(f"{store_id}:{path.stem}:", REAP_SECONDS)
+            killed += reaped.killed
+            if reaped.survivors:
+                log.error("leftovers of replica %s would not die: %s", path.stem, reaped.survivors)
+            else:
+                path.unlink(missing_ok=True)
         finally:
             os.close(lock)
     return killed
