@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import CODES
+from runner.server.routes import ROUTES
 from tests.house.tree import ROOT, below
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *below("docs", suffix=".md")]
@@ -80,3 +82,20 @@ def test_ci_calls_the_commands_of_the_readme() -> None:
     run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for command in ("scripts/test", "scripts/check", "scripts/start --once"):
         assert re.search(rf"^step .* {re.escape(command)}$", run, re.MULTILINE)
+
+
+def test_the_page_of_the_api_lists_the_routes_that_are_built() -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+    listed = {
+        (method, path.split("?")[0].replace("{sid}", "{session_id}").replace("{iid}", "{interaction_id}"))
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for method, path in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`\s]*)`", line)
+    }
+    assert listed == {(route.method, route.path) for route in ROUTES}
+
+
+def test_the_page_of_the_api_lists_every_error_code() -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8").split("## Errors")[1]
+    later = {"queue_full", "session_starting", "owned_elsewhere"}
+    assert set(re.findall(r"`([a-z_]+)`", page)) >= set(CODES) - later
