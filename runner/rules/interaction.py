@@ -27,7 +27,7 @@ def may_move(old: S, new: S) -> bool:
 
 
 def claim(status: S, recorded: Mapping[str, Any] | None, answer: Mapping[str, Any]) -> Claim:
-    """Whether an answer may be claimed now, or repeats the recorded one.
+    """Whether an answer may be claimed now, or repeats the recorded one: same verdict, same idempotency key.
 
     Raises:
         RunnerError: ``interaction_conflict`` naming the recorded decision, or ``interaction_closed``.
@@ -35,8 +35,8 @@ def claim(status: S, recorded: Mapping[str, Any] | None, answer: Mapping[str, An
     if status is S.PENDING:
         return "claim"
     if status in (S.ANSWERED, S.CONSUMED) and recorded is not None:
-        same_key = answer.get("idempotency_key") == recorded.get("idempotency_key")
-        if same_key and verdict(answer) == verdict(recorded):
+        key = answer.get("idempotency_key")
+        if key is not None and key == recorded.get("idempotency_key") and verdict(answer) == verdict(recorded):
             return "repeat"
         raise RunnerError(
             "interaction_conflict",

@@ -39,19 +39,19 @@ class Reply:
 
 
 def subjects(tool_call: Mapping[str, Any]) -> list[str]:
-    """The strings of a tool call that a rule's glob is matched against: command, paths, URL, title."""
+    """The strings of a tool call that a rule's glob is matched against: command, every path, URL, query, else title."""
     found: list[str] = []
     raw = tool_call.get("rawInput")
-    if isinstance(raw, Mapping):
-        for name in ("command", "cmd", "path", "file_path", "filePath", "url", "query"):
-            value = raw.get(name)
-            if isinstance(value, str):
-                found.append(value)
-            elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-                found.append(" ".join(value))
-    for location in tool_call.get("locations") or ():
-        if isinstance(location, Mapping) and isinstance(location.get("path"), str):
-            found.append(location["path"])
+    for name, value in raw.items() if isinstance(raw, Mapping) else ():
+        if name in ("command", "cmd") and isinstance(value, list):
+            found += [" ".join(map(str, value))] if value else []
+        elif name in ("command", "cmd", "url", "query", "files") or str(name).lower().endswith(("path", "paths")):
+            found += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    for name in ("locations", "content"):
+        items = tool_call.get(name)
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, Mapping) and isinstance(item.get("path"), str):
+                found.append(item["path"])
     title = tool_call.get("title")
     if not found and isinstance(title, str):
         found.append(title)
@@ -84,9 +84,11 @@ def allow(options: Sequence[Mapping[str, Any]]) -> Reply:
 
 def deny(options: Sequence[Mapping[str, Any]]) -> Reply:
     """Deny by a reject option, else by an error; never by ``cancelled`` and never by an allow option (case F7)."""
+    allowing = [option.get("optionId") for option in options if str(option.get("kind")).startswith("allow")]
+    safe = [option for option in options if option.get("optionId") not in allowing]
     return (
-        _by_kind(options, "reject_once")
-        or _by_kind(options, "reject_always")
+        _by_kind(safe, "reject_once")
+        or _by_kind(safe, "reject_always")
         or Reply(None, "Permission denied; the agent offered no option to reject.")
     )
 
@@ -101,7 +103,7 @@ def choose(options: Sequence[Mapping[str, Any]], option_id: str) -> Reply | None
 def denies(options: Sequence[Mapping[str, Any]], option_id: str) -> bool:
     """Whether the chosen option is a refusal."""
     kinds = [option.get("kind") for option in options if option.get("optionId") == option_id]
-    return bool(kinds) and str(kinds[0]).startswith("reject")
+    return bool(kinds) and all(str(kind).startswith("reject") for kind in kinds)
 
 
 def _by_kind(options: Sequence[Mapping[str, Any]], kind: str) -> Reply | None:

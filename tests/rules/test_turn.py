@@ -48,7 +48,7 @@ CANCEL, KILL, DRAIN = StopReason.CANCEL, StopReason.KILL, StopReason.DRAIN
 
 CLOSING: list[Effect] = [CancelQuestions(), CloseTools("cancelled")]
 FAILING: list[Effect] = [CancelQuestions(), CloseTools("failed")]
-CANCELLING_STARTS = [
+CANCELLING_STARTS: list[Effect] = [
     CancelQuestions(),
     CloseTools("cancelled"),
     SendCancel(),
@@ -185,9 +185,6 @@ def test_a_move_that_only_its_details_forbid_changes_nothing_either(event: Event
     assert machine == before
 
 
-# -- what an answer means ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("word", "output", "denied", "outcome", "code"),
     [
@@ -247,9 +244,6 @@ def test_any_answer_behind_our_mark_is_cancelled(answer: Answered, late: bool, o
     assert end == cancelled(True, late_completion=late)
 
 
-# -- Stop at every phase -------------------------------------------------------------------------------------------------
-
-
 def test_stop_answers_the_permissions_before_it_sends_the_cancel():
     effects = step(turn(PROMPTING), Stop(CANCEL))
     kinds = [type(effect) for effect in effects]
@@ -259,9 +253,10 @@ def test_stop_answers_the_permissions_before_it_sends_the_cancel():
 def test_stop_before_the_turn_began_never_prepares_anything():
     machine = Turn()
     assert step(machine, Stop(CANCEL)) == []
-    assert machine.stopping
+    stopping = [machine.stopping]
     assert step(machine, Begin()) == [*CLOSING, cancelled(None)]
-    assert not machine.stopping
+    stopping.append(machine.stopping)
+    assert stopping == [True, False]
     assert not machine.frame_sent
 
 
@@ -364,9 +359,6 @@ def test_a_lost_lease_ends_the_turn_as_superseded_whatever_comes_later():
     end = step(machine, Stop(KILL))[-1]
     assert isinstance(end, End)
     assert (end.outcome, end.error, end.stop_reason) == (Outcome.FAILED, TAKEN, None)
-
-
-# -- limits, pause -------------------------------------------------------------------------------------------------------
 
 
 def test_a_limit_closes_what_is_open_and_ends_the_turn_case_i1():

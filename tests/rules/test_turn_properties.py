@@ -1,4 +1,4 @@
-"""What holds for a turn whatever the order of its events: one ending, final; cancels in order; a way out of any state."""
+"""What holds for a turn whatever the order of its events: one final ending, and a way out of any state."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """A way out of any state: what the shell owes, it delivers, and the turn ends."""
-        owed = {
+        owed: dict[TurnPhase, Event] = {
             TurnPhase.ADMITTED: Begin(),
             TurnPhase.PREPARING: PrepareFailed(RunnerError("sandbox_start_failed", "x")),
             TurnPhase.PROMPTING: Answered("end_turn"),

@@ -1,0 +1,36 @@
+"""Admission (DESIGN 3.1): what a prompt id means, and what the first answer makes of a turn."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from runner.errors import TURN_IN_USE_SENTENCE, RunnerError, turn_in_use
+from runner.rules.admission import Lookup, Verdict, first_answer, known_prompt
+
+
+def test_a_new_id_is_new_and_a_known_one_attaches_case_b5():
+    assert known_prompt(None, "d1") is Lookup.NEW
+    assert known_prompt("d1", "d1") is Lookup.ATTACH
+
+
+def test_another_content_under_a_known_id_is_a_conflict():
+    with pytest.raises(RunnerError) as caught:
+        known_prompt("d1", "d2")
+    assert (caught.value.code, caught.value.status, caught.value.retryable) == ("prompt_conflict", 409, False)
+
+
+@pytest.mark.parametrize(("admitted", "busy"), list(product([True, False], repeat=2)))
+def test_the_plane_decides_and_a_busy_seat_is_the_backstop_case_b1(admitted: bool, busy: bool):
+    expected = Verdict.ADMITTED if admitted and not busy else Verdict.REFUSED
+    assert first_answer(admitted=admitted, locally_busy=busy) is expected
+
+
+def test_the_refusal_is_one_sentence_byte_for_byte():
+    assert TURN_IN_USE_SENTENCE == ("Another turn is already running in this session. Your message was not sent.")
+    assert turn_in_use().as_event() == {
+        "code": "session_turn_in_use",
+        "message": TURN_IN_USE_SENTENCE,
+        "retryable": False,
+    }
