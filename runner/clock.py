@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 
@@ -31,6 +31,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _second = -1
 _prefix = ""
 
@@ -50,4 +51,4 @@ def parse_rfc3339(text: str) -> int:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError("an instant needs a UTC offset")
-    return int(moment.timestamp() * 1000)
+    return (moment - _EPOCH) // timedelta(milliseconds=1)

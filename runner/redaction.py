@@ -44,34 +44,46 @@ class Redactor:
             return {self.text(key): self.tree(item) for key, item in value.items()}
         return value
 
-    def held(self, text: str) -> int:
-        """How many trailing characters may be the beginning of a secret and must wait for the next chunk."""
+    def held(self, text: str, start: int = 0) -> int:
+        """How many trailing characters behind ``start`` may be the beginning of a secret and must wait."""
         longest = 0
         for value in self._values:
-            for size in range(min(len(value) - 1, len(text)), longest, -1):
-                if text.endswith(value[:size]):
-                    longest = size
-                    break
+            at = max(start, len(text) - len(value) + 1)
+            while (at := text.find(value[0], at)) != -1 and len(text) - at > longest:
+                if value.startswith(text[at:]):
+                    longest = len(text) - at
+                at += 1
         return longest
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Masked text that no later character can change, and the raw rest that must wait for what follows."""
+        if self._pattern is None:
+            return text, ""
+        cut, done = len(text) - self.held(text), 0
+        parts: list[str] = []
+        for found in self._pattern.finditer(text):
+            if found.start() >= cut:
+                break
+            parts += (text[done : found.start()], MASK)
+            done = found.end()
+            if done > cut:
+                cut = len(text) - self.held(text, done)
+        return "".join(parts) + text[done:cut], text[cut:]
 
 
 class StreamRedactor:
-    """Masks one stream of text chunks; holds back what may be the start of a secret until it is decided."""
+    """Masks one stream of text chunks as ``Redactor.text`` masks the whole, wherever the chunks are cut."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._tail = ""
 
     def feed(self, chunk: str) -> str:
-        """Masked text that is safe to show now."""
-        if not self._redactor:
-            return chunk
-        text = self._redactor.text(self._tail + chunk)
-        hold = self._redactor.held(text)
-        self._tail = text[len(text) - hold :] if hold else ""
-        return text[: len(text) - hold]
+        """Masked text that is safe to show now; what may be the start of a secret is held back."""
+        text, self._tail = self._redactor.split(self._tail + chunk)
+        return text
 
     def flush(self) -> str:
         """What was still held back when the stream ended."""
-        text, self._tail = self._tail, ""
+        text, self._tail = self._redactor.text(self._tail), ""
         return text

@@ -42,11 +42,18 @@ class Tasks:
         return sorted(task.get_name() for task in self._live)
 
     async def join(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for all tasks to end by themselves; False when some still run."""
-        if not self._live:
-            return True
-        _, pending = await asyncio.wait(set(self._live), timeout=seconds)
-        return not pending
+        """Wait at most ``seconds`` for all tasks, also those spawned meanwhile, to end by themselves.
+
+        Returns:
+            False when some still run.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._live:
+            left = deadline - asyncio.get_running_loop().time()
+            _, pending = await asyncio.wait(set(self._live), timeout=max(0.0, left))
+            if pending:
+                return False
+        return True
 
     async def close(self, seconds: float = 5.0) -> None:
         """Cancel every task and wait at most ``seconds`` for them."""
