@@ -55,7 +55,9 @@ class SessionLog:
             reader.wake()
 
     def _trim(self) -> None:
-        needed = min((reader.position for reader in self._readers), default=self.end)
+        # A reader that was cut already waits for nothing: it must not keep the ring at its largest.
+        places = (reader.position for reader in self._readers if reader.position >= self._base)
+        needed = min(places, default=self.end)
         while self._bytes > self._ring_bytes and len(self._chunks) > 1:
             if self._base >= needed and self._bytes <= self._buffer_bytes:
                 break
@@ -93,9 +95,12 @@ class SessionLog:
         base = self.base_cursor
         return base is not None and base <= (after[0], after[1] + 1)
 
-    def reader(self, *, at: int | None = None, prompt_id: str | None = None) -> LogReader:
-        """A reader from position ``at`` (default: what is kept), of one prompt's events or of all."""
-        reader = LogReader(self, self._base if at is None else at, prompt_id)
+    def reader(self, *, at: int | None = None, prompt_id: str | None = None, linger_seconds: float = 0.0) -> LogReader:
+        """A reader from position ``at`` (default: what is kept), of one prompt's events or of all.
+
+        ``linger_seconds``: how long it gathers behind the first event that is due, so that a short turn is one write.
+        """
+        reader = LogReader(self, self._base if at is None else at, prompt_id, linger_seconds)
         self._readers.add(reader)
         return reader
 
@@ -114,8 +119,9 @@ class SessionLog:
 class LogReader:
     """One reader's place in a log."""
 
-    def __init__(self, log: SessionLog, position: int, prompt_id: str | None) -> None:
+    def __init__(self, log: SessionLog, position: int, prompt_id: str | None, linger_seconds: float = 0.0) -> None:
         self._log = log
+        self._linger_seconds = linger_seconds
         self.position = position
         self._prompt_id = prompt_id
         self._after: tuple[int, int] = (-1, -1)
@@ -165,25 +171,35 @@ class LogReader:
         return b"".join(chunk.lines.splitlines(keepends=True)[self._after[1] - chunk.first + 1 :])
 
     async def next(self, seconds: float) -> bytes | None:
-        """Lines that are due, or None after ``seconds`` without any.
+        """Lines that are due, or None after ``seconds`` without any, however often it was woken for others' events.
 
         Raises:
             LogEnded: nothing will follow.
             LogCut: the reader fell behind.
         """
+        deadline = asyncio.get_running_loop().time() + seconds
         while True:
+            if self._linger_seconds and self._log.chunk(self.position) is not None:
+                await self._linger()
             lines = self.take()
             if lines:
                 return lines
             if self._finished():
                 raise LogEnded
-            if not await self._wait(seconds):
+            if not await self._wait(deadline):
                 return None
 
-    async def _wait(self, seconds: float) -> bool:
+    async def _linger(self) -> None:
+        """Gather for a moment, but never past the end of what there will be."""
+        until = asyncio.get_running_loop().time() + self._linger_seconds
+        while not self._finished() and await self._wait(until):
+            pass
+
+    async def _wait(self, deadline: float) -> bool:
+        """True when woken, False at the loop time ``deadline``."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
-        timer = loop.call_later(seconds, self._time_out, waiter)
+        timer = loop.call_at(deadline, self._time_out, waiter)
         try:
             await waiter
         except TimeoutError:
