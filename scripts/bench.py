@@ -1,0 +1,238 @@
+"""``scripts/bench``: what the runner costs over its parts, as figures and ratios of one run (never asserted in tests)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+HERE = Path(__file__).resolve().parent
+DEMO = HERE.parent / "sandboxes" / "inside" / "demo_agent.py"
+UPDATES = 20_000
+ROUNDS = 5
+PROMPT = {"sessionId": "", "prompt": [{"type": "text", "text": "hi"}]}
+
+
+def frame(request_id: int, method: str, params: dict[str, Any]) -> bytes:
+    """A request line."""
+    return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}) + b"\n"
+
+
+class Raw:
+    """The demo agent on bare blocking pipes."""
+
+    def __init__(self, home: str) -> None:
+        env = {"PATH": os.environ["PATH"], "HOME": home}
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(DEMO)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        )
+        self.call(1, "initialize", {"protocolVersion": 1, "clientCapabilities": {}})
+        self.session = self.call(2, "session/new", {"cwd": home, "mcpServers": []})["result"]["sessionId"]
+
+    def call(self, request_id: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """One round trip, updates skipped."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(frame(request_id, method, params))
+        stdin.flush()
+        while True:
+            answer: dict[str, Any] = orjson.loads(stdout.readline())
+            if answer.get("id") == request_id and "method" not in answer:
+                return answer
+
+    def prompt(self, request_id: int, text: str) -> None:
+        """A prompt's round trip."""
+        blocks = [{"type": "text", "text": text}]
+        self.call(request_id, "session/prompt", {"sessionId": self.session, "prompt": blocks})
+
+    def close(self) -> None:
+        """End the agent."""
+        self.process.kill()
+        self.process.wait()
+
+
+def raw_roundtrip(home: str) -> float:
+    """Median milliseconds of a prompt straight to the agent."""
+    raw = Raw(home)
+    times = []
+    for n in range(320):
+        began = time.perf_counter()
+        raw.prompt(100 + n, "hi")
+        if n >= 20:
+            times.append((time.perf_counter() - began) * 1000)
+        time.sleep(0.001)
+    raw.close()
+    return statistics.median(times)
+
+
+async def raw_updates(home: str) -> float:
+    """Updates a second of asyncio's readline and orjson over the agent's stream."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        str(DEMO),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "HOME": home},
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    stdin.write(frame(1, "initialize", {"protocolVersion": 1, "clientCapabilities": {}}))
+    stdin.write(frame(2, "session/new", {"cwd": home, "mcpServers": []}))
+    session = ""
+    while not session:
+        answer = orjson.loads(await stdout.readline())
+        if answer.get("id") == 2:
+            session = answer["result"]["sessionId"]
+    text = [{"type": "text", "text": f"/stream {UPDATES}"}]
+    began = time.perf_counter()
+    stdin.write(frame(3, "session/prompt", {"sessionId": session, "prompt": text}))
+    while orjson.loads(await stdout.readline()).get("id") != 3:
+        pass
+    seconds = time.perf_counter() - began
+    process.kill()
+    await process.wait()
+    return UPDATES / seconds
+
+
+class Server:
+    """``acp-runner serve`` on a state directory of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        config = folder / "bench.toml"
+        agent = json.dumps([sys.executable, str(HERE / "bench_agent.py")])
+        config.write_text(f"[harness.bench]\ncommand = {agent}\n")
+        state = folder / "state"
+        command = [sys.executable, "-m", "runner.cli.main", "serve", "--port", "0"]
+        command += ["--state-dir", str(state), "--config", str(config)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline())
+        self.host, port = ready["url"].removeprefix("http://").split(":")
+        self.port = port
+        self.token = (state / "token").read_text().strip()
+
+    def load(self, mode: str, number: int) -> Any:
+        """Run the load generator in its own process."""
+        command = [sys.executable, "-I", str(HERE / "bench_load.py"), mode, self.host, self.port, self.token]
+        done = subprocess.run([*command, str(number)], capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            raise SystemExit(f"the load {mode} failed: {done.stderr.strip() or done.stdout.strip()}")
+        return json.loads(done.stdout)
+
+    def rss_mb(self) -> float:
+        """Resident memory of the server process."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise SystemExit("the server is gone")
+
+    def close(self) -> None:
+        """Drain it."""
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def cli_import_s() -> float:
+    """Seconds of a cold import of the command line, over a bare interpreter; the best of a few."""
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import runner.cli.main"], check=True)
+        whole = time.perf_counter() - began
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        times.append(whole - (time.perf_counter() - began))
+    return min(times)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value at a share of the sorted list."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def measure() -> dict[str, float]:
+    """All figures; the raw ones are taken around the server's, so that both meet the same machine."""
+    with tempfile.TemporaryDirectory() as home:
+        server = Server(Path(home))
+        try:
+            idle = server.rss_mb()
+            raw_turn, raw_rate, warm, streams, lost = [], [], [], [], 0
+            growth = 0.0
+            for _ in range(ROUNDS):
+                raw_turn.append(raw_roundtrip(home))
+                warm += server.load("turns", 200)["ms"]
+                raw_rate.append(asyncio.run(raw_updates(home)))
+                before = server.rss_mb()
+                stream = server.load("updates", UPDATES)
+                growth = max(growth, server.rss_mb() - before)
+                streams.append(stream["per_s"])
+                lost += stream["lost"]
+            rates = [server.load("many", 3)["per_s"] for _ in range(3)]
+            stop = server.load("stops", 100)["ms"]
+        finally:
+            server.close()
+    return {
+        "raw_updates_per_s": round(statistics.median(raw_rate)),
+        "raw_roundtrip_ms_p50": round(statistics.median(raw_turn), 3),
+        "warm_turn_ms_p50": round(statistics.median(warm), 3),
+        "warm_turn_ms_p99": round(percentile(warm, 0.99), 3),
+        "stream_updates_per_s": round(statistics.median(streams)),
+        "stream_lost": lost,
+        "turns_per_s_50": round(statistics.median(rates)),
+        "idle_rss_mb": round(idle, 1),
+        "rss_growth_mb": round(growth, 1),
+        "stop_cancel_ms_p99": round(percentile(stop, 0.99), 3),
+        "cli_import_s": round(cli_import_s(), 3),
+    }
+
+
+GATES: dict[str, tuple[str, float]] = {
+    "warm_turn_ms_p50": ("<=", 1.5),
+    "stream_lost": ("<=", 0),
+    "turns_per_s_50": (">=", 1000),
+    "idle_rss_mb": ("<=", 65),
+    "rss_growth_mb": ("<=", 20),
+    "stop_cancel_ms_p99": ("<=", 5),
+    "cli_import_s": ("<=", 0.5),
+}
+
+
+def table(figures: dict[str, float]) -> str:
+    """The figures with their goals and the two ratios."""
+    rows = []
+    for name, value in figures.items():
+        sign, goal = GATES.get(name, ("", 0.0))
+        met = "" if not sign else "ok" if (value <= goal if sign == "<=" else value >= goal) else "MISSED"
+        rows.append(f"{name:24} {value:>12}   {f'{sign} {goal:g}' if sign else '':10} {met}")
+    turn = figures["warm_turn_ms_p50"] / figures["raw_roundtrip_ms_p50"]
+    stream = figures["stream_updates_per_s"] / figures["raw_updates_per_s"]
+    rows.append(f"{'warm turn / raw':24} {turn:>12.2f}   <= 8       {'ok' if turn <= 8 else 'MISSED'}")
+    rows.append(f"{'stream / raw':24} {stream:>12.2f}   >= 0.4     {'ok' if stream >= 0.4 else 'MISSED'}")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    asked = parser.parse_args()
+    figures = measure()
+    print(json.dumps(figures) if asked.json else table(figures))
+
+
+if __name__ == "__main__":
+    main()
