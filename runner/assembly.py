@@ -29,6 +29,7 @@ from runner.leases.port import BeatAnswer, LeasePlane
 from runner.pool.pool import Pool
 from runner.resources import resource_path
 from runner.rules.pool import Book
+from runner.rules.reuse import Windows
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import StateLock, reap_leftovers
@@ -124,10 +125,28 @@ async def build(
         state_dir=state_dir,
         clock=clock,
     )
-    services = Services(replica_id, clock, ids, store, beats, pool, provisioner, settings, tasks, paused)
+    services = Services(
+        replica_id=replica_id,
+        clock=clock,
+        ids=ids,
+        store=store,
+        beats=beats,
+        pool=pool,
+        provisioner=provisioner,
+        settings=settings,
+        tasks=tasks,
+        windows={name: windows_of(settings, name) for name in providers},
+        on_paused=paused,
+    )
     registry = Registry(store, clock, tasks, pool, settings)
     coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
     return Replica(replica_id, settings, coordinator, services, plane, providers)
+
+
+def windows_of(settings: Settings, provider: str) -> Windows:
+    """How long seats of a provider stay warm, as the rules read it."""
+    numbers = settings.pool.windows(provider)
+    return Windows(numbers.idle_seconds, numbers.approval_seconds, numbers.stopped_seconds)
 
 
 def recipes() -> frozenset[str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -26,6 +27,7 @@ LAST_SECONDS: Final = 1.0
 """How long an init that has done its work, or was killed, may take to be gone."""
 SHUTDOWN_SECONDS: Final = 20.0
 _STDERR_BYTES: Final = 4096
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 log = logging.getLogger("runner.sandbox")
 
 
@@ -42,6 +44,18 @@ class LocalMark:
         except TimeoutError:
             raise _lost(f"it did not take the mark within {seconds:g} s") from None
         _good(reply)
+
+
+class TickMark:
+    """A mark that is the moment itself."""
+
+    async def set(self, seconds: float) -> None:
+        """See ``port.Mark.set``: it is set already."""
+
+
+def boot_ticks() -> int:
+    """Now, in the clock ticks since boot in which the kernel tells when a process started."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
 class LocalSandbox:
@@ -74,6 +88,8 @@ class LocalSandbox:
         self._tasks = Tasks(f"sandbox {seat_id}")
         self._teardown: asyncio.Task[Gone] | None = None
         self._gone: Gone | None = None
+        self._settled_in = False
+        self._turn = ("", 0)
         self._control = ControlChannel(end, self._event, self._ended)
         self._init = InitProcess(process, self._control.drain)
 
@@ -134,14 +150,23 @@ class LocalSandbox:
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def mark(self, turn_id: str) -> LocalMark:
-        """See ``port.Sandbox.mark``; the request is written before this returns."""
+    def mark(self, turn_id: str) -> LocalMark | TickMark:
+        """See ``port.Sandbox.mark``; the request is written before this returns.
+
+        The first turn begins behind a start that may have forked helpers in this very clock tick, so the init lists
+        who is alive. Later turns begin behind an idle agent: the tick tells, and the init is not woken.
+        """
+        if self._settled_in:
+            self._turn = (turn_id, boot_ticks())
+            return TickMark()
+        self._settled_in = True
         return LocalMark(self._control.request("mark", turn=turn_id))
 
     async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
         """See ``port.Sandbox.kill_turn``."""
         try:
-            request = self._control.request("kill_turn", turn=turn_id, seconds=seconds)
+            since = self._turn[1] if self._turn[0] == turn_id else 0
+            request = self._control.request("kill_turn", turn=turn_id, since=since, seconds=seconds)
             reply = await answer(request, seconds + REPLY_SECONDS)
         except TimeoutError:
             raise _lost(f"it did not answer within {seconds + REPLY_SECONDS:g} s") from None

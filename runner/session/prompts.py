@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from runner.errors import RunnerError
 from runner.rules.fingerprint import digest
@@ -16,6 +16,9 @@ from runner.turn.log import LogCut, LogEnded, LogReader
 
 if TYPE_CHECKING:
     from runner.session.session import Session
+
+
+LINGER_SECONDS: Final = 0.001
 
 
 def content_digest(blocks: list[dict[str, Any]]) -> str:
@@ -106,7 +109,8 @@ class Handle:
     def reader(self) -> Reader:
         """The prompt's events; ends when the result of the turn it attached to is there."""
         log = self._session.log
-        reader = log.reader(at=max(self._prompt.position, log.start), prompt_id=self.prompt_id)
+        at = max(self._prompt.position, log.start)
+        reader = log.reader(at=at, prompt_id=self.prompt_id, linger_seconds=LINGER_SECONDS)
         reader.end_when(self._result.done)
         self._result.add_done_callback(lambda _: reader.wake())
         return LiveReader(self._session, reader)

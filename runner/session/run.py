@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ class Services:
     provisioner: Provisioner
     settings: Settings
     tasks: Tasks
+    windows: Mapping[str, Windows]
     on_paused: Callable[[Session], None]
 
 
@@ -502,8 +503,7 @@ class TurnRun:
         now = self._services.clock.monotonic()
         server = self._services.settings.server
         kept = session_kept(self._session, self.prompt, now, server.reader_grace_seconds)
-        numbers = self._services.settings.pool.windows(self._effective.provider)
-        windows = Windows(numbers.idle_seconds, numbers.approval_seconds, numbers.stopped_seconds)
+        windows = self._services.windows[self._effective.provider]
         return after_ending(end, windows, kept=kept, agent_alive=self.live.alive, claimed=False)
 
     def _place_seat(self, end: turn.End, seat: Any) -> None:

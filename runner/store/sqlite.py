@@ -57,6 +57,7 @@ class SqliteStore:
         self._copier = Reader("copier", loop, copy)
         self._writer = Writer(loop, write, self._copier)
         self._closed = False
+        self._tick: list[Transaction] = []
         for thread in (self._reader, self._copier, self._writer):
             thread.start()
 
@@ -155,6 +156,7 @@ class SqliteStore:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._hand_over()
             self._writer.put(None)
             await asyncio.to_thread(self._shut)
 
@@ -169,8 +171,16 @@ class SqliteStore:
     async def _write(self, statements: list[Statement], *, guarded: bool = False) -> bool:
         self._usable()
         future: asyncio.Future[bool] = self._loop.create_future()
-        self._writer.put(Transaction(future, statements, guarded))
+        if not self._tick:
+            self._loop.call_soon(self._hand_over)
+        self._tick.append(Transaction(future, statements, guarded))
         return await self._answer(future)
+
+    def _hand_over(self) -> None:
+        """All that one tick of the loop wrote wakes the writer once, when the loop is about to wait anyway."""
+        tick, self._tick = self._tick, []
+        if tick:
+            self._writer.put(tick)
 
     async def _one(self, name: str, make: Callable[[rows.Parameters], Row], *parameters: Any) -> Row | None:
         def work(connection: sqlite3.Connection) -> Row | None:

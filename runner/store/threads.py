@@ -123,7 +123,7 @@ class Writer(_Thread):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, helper: Reader) -> None:
         super().__init__("writer", loop, connection)
-        self._queue: SimpleQueue[Transaction | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Transaction] | None] = SimpleQueue()
         self._helper = helper
         self._copied_changes = connection.total_changes
         self._log_frames = 0
@@ -164,11 +164,11 @@ class Writer(_Thread):
         except sqlite3.Error:
             log.exception("copying the log back failed")
 
-    def _group(self, first: Transaction | None) -> tuple[list[Transaction], bool]:
+    def _group(self, first: list[Transaction] | None) -> tuple[list[Transaction], bool]:
         group: list[Transaction] = []
         item = first
         while item is not None:
-            group.append(item)
+            group += item
             if len(group) >= GROUP_MAX:
                 return group, True
             try:

@@ -150,18 +150,18 @@ class DispatchRequest(Part):
     model: Name | None = None
     mode: Name | None = None
     config_options: Options = Field(default_factory=dict)
-    sandbox: SandboxChoice = _SANDBOX
-    workspace: WorkspaceChoice = _WORKSPACE
+    sandbox: SandboxChoice = Field(default_factory=lambda: _SANDBOX)
+    workspace: WorkspaceChoice = Field(default_factory=lambda: _WORKSPACE)
     mcp_servers: McpServers = Field(default_factory=list)
     env: Env = Field(default_factory=dict, repr=False)
     secrets: Secrets = Field(default_factory=dict, repr=False)
     secrets_expire_at: Instant | None = None
-    permissions: Permissions = _PERMISSIONS
+    permissions: Permissions = Field(default_factory=lambda: _PERMISSIONS)
     on_busy: Literal["reject", "queue", "steer"] = "reject"
     queue_mode: Literal["coalesce", "fifo"] = "coalesce"
     context_only: bool = False
     keep_on_disconnect: bool = False
-    limits: Limits = _LIMITS
+    limits: Limits = Field(default_factory=lambda: _LIMITS)
 
     def blocks(self) -> list[dict[str, Any]]:
         """The prompt as ACP content blocks."""

@@ -1,5 +1,6 @@
 """The control channel of a cell: JSON lines both ways over one stream socket.
 
+A turn has a mark, or ``since``: clock ticks since boot, older processes are not the turn's.
 Requests carry an ``id`` that the reply repeats: ``{"id", "ok": true, …}`` or ``{"id", "ok": false, "error"}``.
 
 =========  ==========================================================  ===============================
@@ -7,7 +8,7 @@ op         members                                                     reply
 =========  ==========================================================  ===============================
 spawn      argv, env, cwd, keep? [text], helpers? [text]               pid
 mark       turn                                                        count
-kill_turn  turn, seconds?, spare_agent?                                killed, survivors [pid]
+kill_turn  turn, since?, seconds?, spare_agent?                        killed, survivors [pid]
 signal     signal                                                      delivered
 teardown   grace_seconds?, seconds?                                    proof, killed, survivors [pid]
 ps         turn?                                                       processes, truncated, agent
@@ -204,12 +205,15 @@ class Init:
     def _kill_turn(self, request: dict[str, Any]) -> dict[str, Any] | None:
         if self._teardown is not None:
             raise BadRequest("the cell is being torn down")
-        turn = _text(request, "turn")
-        if turn not in self._marks:
+        turn, since = _text(request, "turn"), request.get("since", 0)
+        if isinstance(since, bool) or not isinstance(since, int):
+            raise BadRequest("since must be clock ticks since boot")
+        if turn not in self._marks and not since:
             raise BadRequest("the turn has no mark")
         deadline = time.monotonic() + _seconds(request, "seconds", 1.0)
         spare = request.get("spare_agent", True) is not False
-        job = TurnKill(self._children, self._marks[turn], deadline, spare, self._keep, self._helpers)
+        kept = self._marks.get(turn, set())
+        job = TurnKill(self._children, kept, since, deadline, spare, self._keep, self._helpers)
         self._kills.append((request.get("id"), job))
         return None
 

@@ -54,12 +54,16 @@ def _slay(targets: list[Entry]) -> None:
 
 
 class TurnKill:
-    """Kill what a turn started; over after three scans without a trace of it, or at the deadline."""
+    """Kill what a turn started; over after three scans without a trace of it, or at the deadline.
+
+    Not the turn's: the identities in ``kept``, and whatever started before the clock tick ``since``.
+    """
 
     def __init__(
         self,
         children: Children,
         kept: set[Identity],
+        since: int,
         deadline: float,
         spare_agent: bool,
         keep: tuple[str, ...],
@@ -67,6 +71,7 @@ class TurnKill:
     ) -> None:
         self._children = children
         self._kept = kept
+        self._since = since
         self._deadline = deadline
         self._spare_agent = spare_agent
         self._patterns = (keep, helpers)
@@ -84,7 +89,9 @@ class TurnKill:
         self._children.drain()
         entries = descendants(os.getpid())
         agent = self._children.agent if self._spare_agent else None
-        kept = self._kept if self._spare_agent or self._children.agent is None else self._kept - {self._children.agent}
+        kept = self._kept | {(entry.pid, entry.start) for entry in entries if entry.start < self._since}
+        if not self._spare_agent and self._children.agent is not None:
+            kept.discard(self._children.agent)
         targets = of_turn(entries, kept, agent, *self._patterns)
         zombies = {(entry.pid, entry.start) for entry in entries if entry.state == ZOMBIE}
         # A process that just died may have handed a child to a parent that this scan had already read.
