@@ -45,6 +45,7 @@ INBOX_BYTES: Final = 8 * MIB
 UNREAD_BYTES: Final = 64 * MIB
 REPORT_SECONDS: Final = 1.0
 NOISE_CHARS: Final = 300
+DOES_NOT_READ: Final = "The agent does not read its input"
 CAPABILITIES: Final[dict[str, Any]] = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
 
 
@@ -57,7 +58,7 @@ class AgentConnection:
         redactor: masks secrets in what is kept of stderr and noise.
         clock: for ``last_activity`` and ``flush``.
         inbox_bytes: how much may be queued unread in one inbox before reading stops; read on below half.
-        unread_bytes: when automatic answers meet more than that unread by the agent, the connection ends.
+        unread_bytes: a frame that meets more than that unread by the agent is refused, and the connection ends.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class AgentConnection:
         self._redactor = redactor or Redactor()
         self._peer = Peer(max_line_bytes)
         self._stderr = StderrTail(self._redactor)
-        self._inbound = Inbound(self._reply, self._drained)
+        self._inbound = Inbound(self._try_send, self._drained)
         self._inbox_bytes = inbox_bytes
         self._unread_bytes = unread_bytes
         self._reading_paused = False
@@ -102,8 +103,8 @@ class AgentConnection:
         if self._error is not None:
             raise self.exit_error()
         request_id, frame = self._peer.request(method, params)
-        answer = self._inbound.calls[request_id] = asyncio.get_running_loop().create_future()
         sent = self._try_send(frame)
+        answer = self._inbound.calls[request_id] = asyncio.get_running_loop().create_future()
         try:
             # Without stdin no answer can come, but the exit report with its code is likely on its way.
             async with asyncio.timeout(seconds if sent else min(seconds, REPORT_SECONDS)):
@@ -155,7 +156,7 @@ class AgentConnection:
     async def close_session(self, agent_session_id: str, *, seconds: float = 5.0) -> None:
         """Close an agent session; its inbox is gone once the agent agreed. Raises as ``call``."""
         await self.call("session/close", {"sessionId": agent_session_id}, seconds=seconds)
-        self._inbound.inboxes.pop(agent_session_id, None)
+        self._inbound.forget(agent_session_id)
         self._drained()
 
     async def set_mode(self, agent_session_id: str, mode: str, *, seconds: float = 10.0) -> None:
@@ -261,6 +262,8 @@ class AgentConnection:
         """Why the connection is over, as a new object each time."""
         if self._error is not None:
             return copy_of(self._error)
+        if self._does_not_read:
+            return RunnerError("harness_unresponsive", f"{DOES_NOT_READ}.{self.last_words()}")
         return RunnerError("harness_exited", f"The agent closed its stdin.{self.last_words()}")
 
     def diagnostics(self) -> dict[str, Any]:
@@ -293,8 +296,6 @@ class AgentConnection:
                 self._transport.pause_reading()
         if self._peer.failure is not None:
             self._end(RunnerError("harness_protocol_error", f"{self._peer.failure}{self.last_words()}"))
-        elif self._does_not_read:
-            self._end(RunnerError("harness_unresponsive", f"The agent does not read its input.{self.last_words()}"))
 
     def stderr_received(self, data: bytes) -> None:
         """Bytes of stderr."""
@@ -330,6 +331,12 @@ class AgentConnection:
     def _send(self, frame: bytes) -> None:
         if self._error is not None:
             raise ConnectionError(self._error.message)
+        if self._transport.unsent > self._unread_bytes:
+            if not self._does_not_read:
+                self._does_not_read = True
+                # Not from here: the sender must not find its inbox called back by its own call.
+                asyncio.get_running_loop().call_soon(lambda: self._end(self.exit_error()))
+            raise ConnectionError(DOES_NOT_READ)
         self._transport.send(frame)
 
     def _try_send(self, frame: bytes) -> bool:
@@ -340,22 +347,18 @@ class AgentConnection:
             return False
         return True
 
-    def _reply(self, frame: bytes) -> None:
-        """An automatic answer; an agent that asks on and never reads must not fill our memory."""
-        if self._transport.unsent > self._unread_bytes:
-            self._does_not_read = True
-        else:
-            self._try_send(frame)
-
     def _end(self, error: RunnerError) -> None:
         if self._error is not None:
             return
         self._error = error
+        self._transport.pause_reading()
         self.writable()
         self._inbound.close(error)
 
     def _drained(self) -> None:
         low = self._inbox_bytes // 2
+        if self._error is not None:
+            return
         if self._reading_paused and all(inbox.queued_bytes <= low for inbox in self._inbound.inboxes.values()):
             self._reading_paused = False
             self._transport.resume_reading()

@@ -23,7 +23,7 @@ class Inbound:
     """What is open on a connection, and where each message of the agent belongs.
 
     Args:
-        reply: takes the frame of an automatic answer; never raises.
+        reply: takes the frame of an automatic answer; never raises, its result is of no matter here.
         drained: called whenever an inbox was drained.
 
     Attributes:
@@ -32,7 +32,7 @@ class Inbound:
         counts: what was dropped, declined or ignored, by name.
     """
 
-    def __init__(self, reply: Callable[[bytes], None], drained: Callable[[], None]) -> None:
+    def __init__(self, reply: Callable[[bytes], object], drained: Callable[[], None]) -> None:
         self._reply = reply
         self._drained = drained
         self._asked: dict[int, tuple[Any, str]] = {}
@@ -48,6 +48,14 @@ class Inbound:
         if inbox is None:
             inbox = self.inboxes[agent_session_id] = Inbox(self._drained)
         return inbox
+
+    def forget(self, agent_session_id: str) -> None:
+        """The session was closed: its inbox goes, and its open permission requests are answered ``cancelled``."""
+        self.inboxes.pop(agent_session_id, None)
+        for key, (raw_id, asked_by) in list(self._asked.items()):
+            if asked_by == agent_session_id:
+                del self._asked[key]
+                self._reply(Peer.result(raw_id, {"outcome": {"outcome": "cancelled"}}))
 
     def answered(self, key: int) -> list[Any]:
         """The raw id of an open permission request, which is closed by this; empty when it was closed before."""

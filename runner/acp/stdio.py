@@ -15,6 +15,8 @@ HIGH_MARK: Final = 1024 * 1024
 LOW_MARK: Final = 256 * 1024
 EXIT_WAIT_SECONDS: Final = 0.5
 UNKNOWN_CAPACITY: Final = 1024 * 1024
+CLOSED: Final = "its streams were closed"
+DEAF: Final = "it closed its stdin"
 
 
 class StdioTransport:
@@ -24,8 +26,8 @@ class StdioTransport:
 
     Args:
         pid: of the agent, as this machine sees it.
-        exit_wait_seconds: how long after the end of stdout, or after ``close``, the exit report may take; then the
-            agent counts as gone without one.
+        exit_wait_seconds: how long after the end of stdout, a broken stdin, or ``close`` the exit report may take;
+            then the agent counts as gone without one.
         high_mark: ``send`` returns False from so many unsent bytes on, until they are below ``low_mark``.
     """
 
@@ -79,6 +81,8 @@ class StdioTransport:
             self._loop.add_reader(self._stderr, self._read_stderr)
         if self._exit is not None:
             self._loop.call_soon(self._finish)
+        elif self._stdout is None:
+            self._await_report(CLOSED)
 
     # Writing.
 
@@ -105,7 +109,9 @@ class StdioTransport:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
+            # What was queued is lost, so who waits for an answer to it must hear of an end.
             self._drop_stdin()
+            self._await_report(DEAF)
             return 0
 
     def _write_on(self) -> None:
@@ -198,17 +204,16 @@ class StdioTransport:
         self._drop_stdout()
         self._receiver.eof_received()
         if self._exit is None:
-            self._await_report()
+            self._await_report(CLOSED)
         else:
             self._tell()
 
-    def _await_report(self) -> None:
-        if self._report_timer is None:
-            self._report_timer = self._loop.call_later(self._exit_wait, self._no_report)
+    def _await_report(self, reason: str) -> None:
+        if self._report_timer is None and self._exit is None:
+            self._report_timer = self._loop.call_later(self._exit_wait, self._no_report, reason)
 
-    def _no_report(self) -> None:
-        self._exit = self._exit or ExitInfo(reason="its streams were closed")
-        self._tell()
+    def _no_report(self, reason: str) -> None:
+        self.process_exited(ExitInfo(reason=reason))
 
     def _read_stderr(self) -> None:
         if self._stderr is None or self._receiver is None:
@@ -275,8 +280,8 @@ class StdioTransport:
         self._drop_stdin()
         self._drop_stderr()
         self._drop_stdout()
-        if not self._told and self._receiver is not None and self._exit is None:
-            self._await_report()
+        if self._receiver is not None:
+            self._await_report(CLOSED)
 
 
 def _capacity(fd: int | None) -> int:
