@@ -77,3 +77,11 @@ def view(row: InteractionRow) -> dict[str, Any]:
 def closed(row: InteractionRow, status: InteractionStatus, answer: dict[str, Any] | None = None) -> InteractionRow:
     """The row with its last status."""
     return replace(row, status=status, answer=answer if answer is not None else row.answer)
+
+
+def closing(row: InteractionRow) -> dict[str, Any]:
+    """The data of ``interaction_closed``."""
+    data: dict[str, Any] = {"interaction_id": row.interaction_id, "status": row.status}
+    if row.answer is not None:
+        data["decision"] = row.answer.get("decision") or row.answer.get("option_id")
+    return data

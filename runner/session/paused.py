@@ -20,6 +20,7 @@ from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow
 from runner.terms import EventType, InteractionStatus, PromptState
 from runner.turn.live import LiveSeat, Question
+from runner.turn.questions import send_reply
 from runner.wire.models import AnswerRequest
 
 log = logging.getLogger("runner.session")
@@ -74,7 +75,7 @@ class PausedChains:
         """A permission that arrives while paused joins the paused turn's questions."""
         reply = desk.decide(session.effective.policy, item.params)
         if reply is not None:
-            self._reply(paused.live, item.key, reply)
+            send_reply(paused.live, item.key, reply)
             return
         tool_call = updates.tool_of(item.params.get("toolCall"))
         row = desk.question(
@@ -102,24 +103,13 @@ class PausedChains:
                 if row is not None:
                     self._close(session, paused, [row], InteractionStatus.CANCELLED)
 
-    @staticmethod
-    def _reply(live: LiveSeat, key: Any, reply: permission.Reply) -> None:
-        try:
-            if reply.result is not None:
-                live.connection.respond(key, reply.result)
-            else:
-                live.connection.respond_error(key, permission.DENY_ERROR, reply.message)
-        except ConnectionError:
-            log.debug("the paused agent went away before its permission request was answered")
-
     def _close(
         self, session: Session, paused: Paused, rows: list[InteractionRow], status: InteractionStatus
     ) -> list[InteractionRow]:
         closed = [desk.closed(row, status) for row in rows]
         journal = session.journal(None, _prompt_id(paused))
         for row in closed:
-            data = {"interaction_id": row.interaction_id, "status": row.status}
-            journal.event(EventType.INTERACTION_CLOSED, data)
+            journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
         self._services.tasks.spawn("close questions", self._services.store.append([], closed))
         return closed
 

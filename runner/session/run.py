@@ -141,7 +141,7 @@ class TurnRun:
     def asks(self, interaction_id: str) -> InteractionRow | None:
         """The open question of this id, when this turn holds it."""
         if self.driver is not None:
-            return self.driver.questions.get(interaction_id)
+            return self.driver.questions.open.get(interaction_id)
         return self._resumes.questions.get(interaction_id) if self._resumes is not None else None
 
     async def prepared(self) -> None:
@@ -157,7 +157,7 @@ class TurnRun:
     def questions(self) -> list[InteractionRow]:
         """Open questions."""
         if self.driver is not None:
-            return list(self.driver.questions.values())
+            return list(self.driver.questions.open.values())
         return list(self._resumes.questions.values()) if self._resumes is not None else []
 
     # -- the turn ----------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class TurnRun:
             self._environment("ready")
         driver = self.driver = self._driver(live, self.machine)
         if self._resumes is not None:
-            driver.questions.update(self._resumes.questions)
+            driver.questions.open.update(self._resumes.questions)
         blocks = None if self._resumes is not None or self.prompt is None else self.prompt.content
         for answering in self._answers:
             self._give(driver, answering)
@@ -318,7 +318,7 @@ class TurnRun:
         try:
             return await driver.run(blocks, self._claimed)
         finally:
-            self._closed += driver.closed_questions
+            self._closed += driver.questions.closed
             self._times.first_update = driver.first_update_at
 
     def _not_prepared(self, error: RunnerError) -> turn.End:
@@ -387,10 +387,10 @@ class TurnRun:
         live = self._reclaim(paused)
         machine = turn.Turn(resumes=True, phase=TurnPhase.PREPARING, stop=StopReason.NEW_PROMPT)
         driver = self._withdrawing = self._driver(live, machine)
-        driver.questions.update(paused.questions)
+        driver.questions.open.update(paused.questions)
         end = await driver.run(None, lambda: None)
         self._withdrawing = None
-        self._closed += driver.closed_questions
+        self._closed += driver.questions.closed
         self._journal.forget_text()
         self._end_other_prompt(paused.prompt)
         expiry, now_ms = self._effective.secrets_expire_ms, self._services.clock.now_ms()
@@ -516,7 +516,7 @@ class TurnRun:
         live.turns += 1
         if end.outcome is Outcome.PAUSED:
             assert self.driver is not None
-            self._session.paused = Paused(self.turn_id, self.prompt, live, dict(self.driver.questions))
+            self._session.paused = Paused(self.turn_id, self.prompt, live, dict(self.driver.questions.open))
         pool.park(live, seat)
 
     async def _ending_durable(self, end: turn.End) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,9 +25,11 @@ from runner.rules import permission
 from runner.rules import turn as rules
 from runner.rules.limits import Limits, Progress, first_due
 from runner.store.port import InteractionRow
-from runner.terms import EventType, InteractionStatus, Outcome, StopReason, TurnPhase
+from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.turn.journal import Journal
-from runner.turn.live import LiveSeat, OpenTool, Question
+from runner.turn.live import LiveSeat
+from runner.turn.questions import Questions, Save
+from runner.turn.tools import ToolCalls
 
 log = logging.getLogger("runner.turn")
 REAP_SECONDS: Final = 1.0
@@ -40,9 +42,6 @@ class Tuning:
 
     settle_seconds: float = 10.0
     pause_quiet_seconds: float = 0.1
-
-
-SaveQuestion = Callable[[InteractionRow], Awaitable[None]]
 
 
 class Driver:
@@ -63,13 +62,12 @@ class Driver:
         clock: Clock,
         started_at: float,
         mint: Callable[[], str],
-        save_question: SaveQuestion,
+        save_question: Save,
     ) -> None:
         self.live = live
         self.machine = machine
         self.journal = journal
-        self.questions: dict[str, InteractionRow] = {}
-        self.closed_questions: list[InteractionRow] = []
+        self.questions = Questions(live, journal, clock, mint, save_question)
         self.first_update_at: float | None = None
         self.usage: dict[str, Any] = {}
         self.dropped = 0
@@ -79,8 +77,7 @@ class Driver:
         self._clock = clock
         self._started_at = started_at
         self._prompted_at = started_at
-        self._mint = mint
-        self._save_question = save_question
+        self._tools = ToolCalls(live, journal, clock)
         self._todo: deque[rules.Effect] = deque()
         self._timers: dict[str, float] = {}
         self._end: rules.End | None = None
@@ -102,14 +99,10 @@ class Driver:
 
     def answer(self, row: InteractionRow, reply: permission.Reply, denied: bool) -> bool:
         """Answer an open question on its still open request; False when it is no longer open here."""
-        question = self.live.questions.pop(row.interaction_id, None)
-        if question is None:
+        if not self.questions.answer(row, reply):
             return False
-        self.questions.pop(row.interaction_id, None)
         if denied:
             self.machine.denied = True
-        self._reply(question.key, reply)
-        self._close_question(row)
         self._last_item = self._clock.monotonic()
         self._wake()
         return True
@@ -172,9 +165,9 @@ class Driver:
             case rules.SendFrame():
                 self._send_frame()
             case rules.CancelQuestions():
-                self._cancel_questions()
+                self.questions.cancel_all()
             case rules.CloseTools(status):
-                self._close_tools(status)
+                self._tools.close(status)
             case rules.SendCancel():
                 self._send_cancel()
             case rules.After(timer, seconds):
@@ -201,36 +194,6 @@ class Driver:
         except ConnectionError:
             self.feed(rules.CancelUnsent())
 
-    def _cancel_questions(self) -> None:
-        for row in list(self.questions.values()):
-            question = self.live.questions.pop(row.interaction_id, None)
-            if question is not None:
-                self._reply(question.key, permission.Reply(permission.CANCELLED))
-            self._close_question(desk.closed(row, InteractionStatus.CANCELLED))
-        self.questions.clear()
-
-    def _close_question(self, row: InteractionRow) -> None:
-        self.closed_questions.append(row)
-        data: dict[str, Any] = {"interaction_id": row.interaction_id, "status": row.status}
-        if row.answer is not None:
-            data |= {"decision": row.answer.get("decision") or row.answer.get("option_id"), "by": row.answer.get("by")}
-        self.journal.event(EventType.INTERACTION_CLOSED, data)
-
-    def _reply(self, key: Any, reply: permission.Reply) -> None:
-        try:
-            if reply.result is not None:
-                self.live.connection.respond(key, reply.result)
-            else:
-                self.live.connection.respond_error(key, permission.DENY_ERROR, reply.message)
-        except ConnectionError:
-            log.debug("the agent went away before its permission request was answered")
-
-    def _close_tools(self, status: str) -> None:
-        for tool_call_id, tool in self.live.tools.items():
-            if not tool.ended:
-                self._tool_event(tool_call_id, tool, {"status": status})
-        self.live.tools.clear()
-
     async def _kill(self, seconds: float) -> bool:
         try:
             reaped = await self.live.sandbox.kill_turn(self.journal.turn_id or "", seconds)
@@ -241,11 +204,7 @@ class Driver:
 
     def _finish(self, end: rules.End) -> None:
         if end.outcome is Outcome.PAUSED:
-            for tool_call_id, tool in self.live.tools.items():
-                if not tool.ended:
-                    data = {"tool_call_id": tool_call_id, "status": "deferred"}
-                    record = (EventType.TOOL_CALL, {**tool.data, "status": "deferred"})
-                    self.journal.event(EventType.TOOL_CALL_UPDATE, data, as_record=record)
+            self._tools.defer()
         else:
             self.live.prompt_request = None if end.settled in (True, None) else self.live.prompt_request
         self.journal.close_block()
@@ -260,7 +219,7 @@ class Driver:
             case PermissionAsked():
                 await self._permission(item)
             case PermissionWithdrawn():
-                self._withdrawn(item)
+                self.questions.withdrawn(item)
             case PromptAnswered():
                 self._prompt_answered(item)
             case Closed():
@@ -289,7 +248,7 @@ class Driver:
                     self.machine.output = True
             elif kind == "tool":
                 self.machine.output = True
-                self._tool_fields(payload)
+                self._tools.report(payload)
             else:
                 if kind == EventType.USAGE:
                     self.usage.update(payload)
@@ -297,74 +256,21 @@ class Driver:
                     self.live.learn(payload)
                 self.journal.event(EventType(kind), payload)
 
-    def _tool_fields(self, fields: dict[str, Any]) -> None:
-        tool_call_id = fields["tool_call_id"]
-        tool = self.live.tools.get(tool_call_id)
-        if tool is None:
-            data = {"tool_call_id": tool_call_id, "title": "", "kind": "other", "status": "pending"}
-            tool = self.live.tools[tool_call_id] = OpenTool(data, self._clock.monotonic())
-        elif not tool.running and fields.get("status") == "in_progress":
-            tool.started_at = self._clock.monotonic()
-        self._tool_event(tool_call_id, tool, fields)
-
-    def _tool_event(self, tool_call_id: str, tool: OpenTool, fields: dict[str, Any]) -> None:
-        first, late = not tool.shown, tool.ended
-        tool.shown = True
-        tool.merge(fields)
-        record = (EventType.TOOL_CALL, tool.data) if tool.ended and not late else None
-        shown = dict(tool.data) if first else {"tool_call_id": tool_call_id, **fields}
-        type = EventType.TOOL_CALL if first else EventType.TOOL_CALL_UPDATE
-        self.journal.event(type, shown, durable=tool.ended, as_record=record)
-
     async def _permission(self, item: PermissionAsked) -> None:
         if self.machine.stop is not None:
-            self._reply(item.key, permission.Reply(permission.CANCELLED))
+            self.questions.reply(item.key, permission.Reply(permission.CANCELLED))
             return
-        tool_call = updates.tool_of(item.params.get("toolCall"))
-        if tool_call is not None:
-            self.machine.output = True
-            self._tool_fields(tool_call)
+        fields = updates.tool_of(item.params.get("toolCall"))
+        tool = self._tools.report(fields) if fields is not None else None
+        self.machine.output = self.machine.output or tool is not None
         reply = desk.decide(self._policy, item.params)
         if reply is not None:
-            self.machine.denied = self.machine.denied or self._is_denial(item.params["options"], reply)
-            self._reply(item.key, reply)
+            self.machine.denied = self.machine.denied or _is_denial(item.params["options"], reply)
+            self.questions.reply(item.key, reply)
             return
-        await self._ask(item, tool_call)
-
-    @staticmethod
-    def _is_denial(options: list[dict[str, Any]], reply: permission.Reply) -> bool:
-        if reply.result is None:
-            return True
-        return permission.denies(options, reply.result["outcome"]["optionId"])
-
-    async def _ask(self, item: PermissionAsked, tool_call: dict[str, Any] | None) -> None:
-        tool_call_id = tool_call["tool_call_id"] if tool_call else None
-        known = self.live.tools.get(tool_call_id) if tool_call_id else None
-        row = desk.question(
-            project=self.journal.project,
-            session_id=self.journal.session_id,
-            turn_id=self.journal.turn_id or "",
-            interaction_id=self._mint(),
-            generation=self.live.seat.generation,
-            tool_call=self.journal.redactor.tree(dict(known.data) if known else tool_call or {}),
-            options=item.params["options"],
-            now_ms=self._clock.now_ms(),
-        )
-        await self._save_question(row)
-        self.questions[row.interaction_id] = row
-        options = tuple(item.params["options"])
-        self.live.questions[row.interaction_id] = Question(row.interaction_id, item.key, tool_call_id, options)
-        self.journal.event(EventType.INTERACTION_REQUESTED, desk.view(row))
-        if self.machine.stop is not None:
-            self._cancel_questions()
-
-    def _withdrawn(self, item: PermissionWithdrawn) -> None:
-        for question in list(self.live.questions.values()):
-            if question.key == item.key:
-                del self.live.questions[question.interaction_id]
-                row = self.questions.pop(question.interaction_id, None)
-                if row is not None:
-                    self._close_question(desk.closed(row, InteractionStatus.CANCELLED))
+        await self.questions.ask(item, tool)
+        if self.machine.stopping:
+            self.questions.cancel_all()
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -400,25 +306,22 @@ class Driver:
         return min(moments, default=None)
 
     def _pause_at(self) -> float | None:
-        if not self.live.questions:
-            return None
-        asked = {question.tool_call_id for question in self.live.questions.values()}
-        if any(tool.running and key not in asked for key, tool in self.live.tools.items()):
+        if not self.questions or self._tools.running(self.questions.waiting):
             return None
         return self._last_item + self._tuning.pause_quiet_seconds
 
     def _progress(self) -> Progress:
-        asked = {question.tool_call_id for question in self.live.questions.values()}
+        running = self._tools.running(self.questions.waiting)
         return Progress(
             started_at=self._started_at,
             prompted_at=self._prompted_at,
             last_life=max(self.live.connection.last_activity, self._last_item if self.machine.output else 0.0),
             updated=self.first_update_at is not None,
             output=self.machine.output,
-            tools=[
-                (tool.started_at, str(tool.data.get("title")))
-                for key, tool in self.live.tools.items()
-                if tool.running and key not in asked
-            ],
-            asking=bool(self.live.questions),
+            tools=[(tool.started_at, str(tool.data.get("title"))) for tool in running],
+            asking=bool(self.questions),
         )
+
+
+def _is_denial(options: list[dict[str, Any]], reply: permission.Reply) -> bool:
+    return reply.result is None or permission.denies(options, reply.result["outcome"]["optionId"])

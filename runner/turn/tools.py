@@ -1,0 +1,59 @@
+"""A turn's tool calls: shown as they change, and each with exactly one ending (case A18)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.clock import Clock
+from runner.terms import EventType
+from runner.turn.journal import Journal
+from runner.turn.live import LiveSeat, OpenTool
+
+
+class ToolCalls:
+    """Writes the tool calls of a live seat into one turn's journal. Open ones outlive a paused turn, in the seat."""
+
+    def __init__(self, live: LiveSeat, journal: Journal, clock: Clock) -> None:
+        self._live = live
+        self._journal = journal
+        self._clock = clock
+
+    def report(self, fields: dict[str, Any]) -> OpenTool:
+        """Take what the agent says of a call; an unknown id is a new call."""
+        tool_call_id = fields["tool_call_id"]
+        tool = self._live.tools.get(tool_call_id)
+        if tool is None:
+            data = {"tool_call_id": tool_call_id, "title": "", "kind": "other", "status": "pending"}
+            tool = self._live.tools[tool_call_id] = OpenTool(data, self._clock.monotonic())
+        elif not tool.running and fields.get("status") == "in_progress":
+            tool.started_at = self._clock.monotonic()
+        self._show(tool_call_id, tool, fields)
+        return tool
+
+    def close(self, status: str) -> None:
+        """Give every open call this ending in our own view, and forget all."""
+        for tool_call_id, tool in self._live.tools.items():
+            if not tool.ended:
+                self._show(tool_call_id, tool, {"status": status})
+        self._live.tools.clear()
+
+    def defer(self) -> None:
+        """The turn pauses: every open call gets a record that says so, and goes on in the turn that resumes."""
+        for tool_call_id, tool in self._live.tools.items():
+            if not tool.ended:
+                shown = {"tool_call_id": tool_call_id, "status": "deferred"}
+                record = (EventType.TOOL_CALL, {**tool.data, "status": "deferred"})
+                self._journal.event(EventType.TOOL_CALL_UPDATE, shown, as_record=record)
+
+    def running(self, waiting: set[str | None]) -> list[OpenTool]:
+        """Calls that execute and do not wait for one of these questions."""
+        return [tool for key, tool in self._live.tools.items() if tool.running and key not in waiting]
+
+    def _show(self, tool_call_id: str, tool: OpenTool, fields: dict[str, Any]) -> None:
+        first, late = not tool.shown, tool.ended
+        tool.shown = True
+        tool.merge(fields)
+        record = (EventType.TOOL_CALL, tool.data) if tool.ended and not late else None
+        shown = dict(tool.data) if first else {"tool_call_id": tool_call_id, **fields}
+        type = EventType.TOOL_CALL if first else EventType.TOOL_CALL_UPDATE
+        self._journal.event(type, shown, durable=tool.ended, as_record=record)
