@@ -152,13 +152,15 @@ class Splitter:
             self._held = bytearray()
             return line
         self._hold(rest, overflow=True)
-        whole = Oversized(self._head, self._end, self._skipped)
+        whole = self.skipping
+        assert whole is not None
         self._skipped = 0
         return whole
 
     def _hold(self, part: bytes, *, overflow: bool = False) -> None:
         if self._skipped:
             self._skipped += len(part)
+            self._head += part[: HEAD_BYTES - len(self._head)]
             self._end = (self._end + part[-END_BYTES:])[-END_BYTES:]
             return
         self._held += part
@@ -174,6 +176,6 @@ class Splitter:
         return bool(self._held or self._skipped)
 
     @property
-    def skipped(self) -> int:
-        """Bytes of the unfinished line that are being discarded."""
-        return self._skipped
+    def skipping(self) -> Oversized | None:
+        """The unfinished line when it is being discarded."""
+        return Oversized(self._head, self._end, self._skipped) if self._skipped else None

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from runner.acp.transport import ExitInfo, Receiver
-
-
-@dataclass(frozen=True, slots=True)
-class _Stderr:
-    data: bytes
-
-
-_Item = bytes | _Stderr | ExitInfo
 
 
 class MemoryTransport:
@@ -29,7 +20,8 @@ class MemoryTransport:
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
         self._receiver: Receiver | None = None
-        self._inbound: deque[_Item] = deque()
+        self._inbound: deque[bytes | ExitInfo] = deque()
+        self._stderr: deque[bytes] = deque()
         self._paused = False
         self._scheduled = False
         self.agent = MemoryAgent(self)
@@ -80,9 +72,14 @@ class MemoryTransport:
             self._inbound.clear()
             self.push(ExitInfo(reason="its streams were closed"))
 
-    def push(self, item: _Item) -> None:
+    def push(self, item: bytes | ExitInfo) -> None:
         """The agent wrote, or exited."""
         self._inbound.append(item)
+        self._schedule()
+
+    def push_stderr(self, data: bytes) -> None:
+        """The agent wrote to stderr; no pause holds it back."""
+        self._stderr.append(data)
         self._schedule()
 
     def drained(self) -> None:
@@ -99,13 +96,13 @@ class MemoryTransport:
         """At the agent's exit what is left is delivered even when reading is paused, as by ``stdio``."""
         self._scheduled = False
         assert self._receiver is not None
+        while self._stderr and not self.gone:
+            self._receiver.stderr_received(self._stderr.popleft())
         exiting = any(isinstance(item, ExitInfo) for item in self._inbound)
         while self._inbound and not self.gone and (exiting or not self._paused):
             item = self._inbound.popleft()
             if isinstance(item, bytes):
                 self._receiver.data_received(item)
-            elif isinstance(item, _Stderr):
-                self._receiver.stderr_received(item.data)
             else:
                 self.gone = True
                 self._receiver.eof_received()
@@ -170,7 +167,7 @@ class MemoryAgent:
 
     def send_stderr(self, data: bytes) -> None:
         """Write to stderr."""
-        self._transport.push(_Stderr(data))
+        self._transport.push_stderr(data)
 
     def exit(self, info: ExitInfo | None = None) -> None:
         """Exit; what was written before arrives first."""

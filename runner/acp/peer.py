@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from runner.acp.lines import BAD_LINES, FLOOD_FACTOR, Noise, Oversized, Splitter
+from runner.acp.lines import BAD_LINES, FLOOD_FACTOR, HEAD_BYTES, Noise, Oversized, Splitter
 from runner.wire.codec import to_json
 
 MIB: Final = 1024 * 1024
@@ -33,7 +33,7 @@ class Peer:
     def __init__(self, max_line_bytes: int = 64 * MIB, max_bad_lines: int = BAD_LINES) -> None:
         self.noise = Noise()
         self._splitter = Splitter(max_line_bytes)
-        self._flood_bytes = FLOOD_FACTOR * max_line_bytes
+        self._flood_bytes = max(FLOOD_FACTOR * max_line_bytes, HEAD_BYTES)
         self._max_bad_lines = max_bad_lines
         self._next_id = 0
         self.failure: str | None = None
@@ -66,8 +66,10 @@ class Peer:
                 return messages
         if len(messages) > good:
             self.noise.consecutive = 0
-        if self._splitter.skipped > self._flood_bytes:
-            self._flooded()
+        unfinished = self._splitter.skipping
+        if unfinished is not None and unfinished.size > self._flood_bytes:
+            self._rescued(unfinished)
+            self._bad(unfinished)
         return messages
 
     def _rescued(self, line: bytes | Oversized) -> Any:
@@ -75,15 +77,12 @@ class Peer:
             return _decode_slowly(line)
         self.noise.oversized += 1
         if line.size > self._flood_bytes:
-            self._flooded()
+            self.failure = f"It wrote a line of more than {self._flood_bytes} bytes."
             return None
         message = line.stand_in()
         if message is not None:
             self.noise.add(line.head)
         return message
-
-    def _flooded(self) -> None:
-        self.failure = f"It wrote a line of more than {self._flood_bytes} bytes."
 
     def _bad(self, line: bytes | Oversized) -> bool:
         """Count it; whether the connection is over."""

@@ -24,11 +24,12 @@ class StderrTail:
 
     def feed(self, data: bytes) -> None:
         """A chunk, cut anywhere."""
-        self._text = (self._text + self._mask.feed(self._decode.decode(data)))[-TAIL_BYTES:]
+        text = self._decode.decode(data).replace("\0", "\ufffd")
+        self._text = (self._text + self._mask.feed(text))[-TAIL_BYTES:]
 
     def read(self) -> str:
         """The tail as it is now, at most 8 KiB as UTF-8."""
-        return _last_bytes(self._text, TAIL_BYTES).replace("\0", "\ufffd")
+        return _last_bytes(self._text, TAIL_BYTES)
 
     def words(self) -> str:
         """The last few lines, for a sentence."""
