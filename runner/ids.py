@@ -34,6 +34,11 @@ def record_id(session_id: str, turn_id: str, n: int) -> str:
     return f"rec_{digest.hexdigest()}"
 
 
+def outside_of(epoch: int) -> str:
+    """Stands for the turn in record ids of events outside of turns; no turn can have this id."""
+    return f".{epoch}"
+
+
 def format_cursor(epoch: int, n: int) -> str:
     """The per-session cursor ``<epoch>.<n>``."""
     return f"{epoch}.{n}"

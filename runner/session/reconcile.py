@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import record_id
+from runner.ids import outside_of, record_id
 from runner.interactions import desk
 from runner.session.ending import Times
 from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
@@ -99,7 +99,7 @@ def _record(turn: TurnRow, type: EventType, data: dict[str, Any], n: int, at: in
     return RecordRow(
         turn.project,
         turn.session_id,
-        record_id(turn.session_id, turn_id or f"epoch{turn.epoch}", n),
+        record_id(turn.session_id, turn_id or outside_of(turn.epoch), n),
         turn_id,
         turn.prompt_id if inside else None,
         turn.epoch,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from runner.clock import Clock, rfc3339
-from runner.ids import record_id
+from runner.ids import outside_of, record_id
 from runner.redaction import Redactor, StreamRedactor
 from runner.store.port import RecordRow
 from runner.terms import EventType
@@ -32,16 +32,19 @@ class Head:
 
 
 class Block:
-    """A message or thought that is being streamed: its text is the exact concatenation of its chunks."""
+    """A message or thought that is being streamed: its text is the exact concatenation of its chunks.
 
-    def __init__(self, kind: str, message_id: str, first: str, given: str | None, redactor: Redactor) -> None:
+    ``first`` is the cursor of its first frame, ``given`` the agent's own message id.
+    """
+
+    def __init__(self, kind: str, message_id: str, given: str | None, stream: StreamRedactor) -> None:
         self.kind = kind
         self.message_id = message_id
         self.given = given
-        self.first = first
+        self.first = ""
         self.parts: list[str] = []
         self.chars = 0
-        self.stream = StreamRedactor(redactor)
+        self.stream = stream
 
 
 class Journal:
@@ -159,7 +162,7 @@ class Journal:
             RecordRow(
                 self.project,
                 self.session_id,
-                record_id(self.session_id, self.turn_id or f"epoch{self.head.epoch}", n),
+                record_id(self.session_id, self.turn_id or outside_of(self.head.epoch), n),
                 self.turn_id,
                 self.prompt_id,
                 self.head.epoch,
@@ -174,7 +177,8 @@ class Journal:
         """Stream text chunks of one message (``kind`` is ``message`` or ``thought``); whether any text was in them."""
         block = self._block
         if block is None or block.kind != kind or (given is not None and block.given not in (None, given)):
-            block = self._open_block(kind, given)
+            self.close_block()
+            block = self._open_block(kind, given, StreamRedactor(self.redactor))
         elif given is not None and block.given is None:
             block.given = given
         given_text = any(chunks)
@@ -183,14 +187,16 @@ class Journal:
         chunks = [chunk for chunk in chunks if chunk]
         if chunks:
             self._deltas(block, chunks)
+            if block.chars >= BLOCK_CHARS:
+                # The next block goes on with the same stream: a secret may lie across the border.
+                self._record_block(block)
+                self._open_block(kind, block.given, block.stream)
         return given_text
 
-    def _open_block(self, kind: str, given: str | None) -> Block:
-        self.close_block()
+    def _open_block(self, kind: str, given: str | None, stream: StreamRedactor) -> Block:
         self._blocks += 1
-        message_id = given or f"m{self.head.epoch}-{self._blocks}"
-        first = f"{self.head.epoch}.{self.head.n + 1}"
-        self._block = Block(kind, message_id, first, given, self.redactor)
+        message_id = self.redactor.text(given) if given else f"m{self.head.epoch}-{self._blocks}"
+        self._block = Block(kind, message_id, given, stream)
         return self._block
 
     def _deltas(self, block: Block, chunks: list[str]) -> None:
@@ -199,23 +205,22 @@ class Journal:
         at = rfc3339(self._clock.now_ms())
         lines = self._formatter.delta_lines(self.head.epoch, first, at, type, block.message_id, chunks)
         self._append(Chunk(self.head.epoch, first, first + len(chunks) - 1, self.prompt_id, lines))
+        block.first = block.first or f"{self.head.epoch}.{first}"
         joined = "".join(chunks)
         block.parts.append(joined)
         block.chars += len(joined)
-        if block.chars >= BLOCK_CHARS:
-            self.close_block()
 
     def close_block(self) -> None:
         """End the open message or thought: its record supersedes its frames."""
-        block = self._block
+        block, self._block = self._block, None
         if block is None:
             return
         rest = block.stream.flush()
         if rest:
             self._deltas(block, [rest])
-            if self._block is None:
-                return
-        self._block = None
+        self._record_block(block)
+
+    def _record_block(self, block: Block) -> None:
         text = "".join(block.parts)
         if not text:
             return

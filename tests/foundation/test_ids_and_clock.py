@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.clock import SystemClock, parse_rfc3339, rfc3339
-from runner.ids import Ids, format_cursor, parse_cursor, record_id, valid_id
+from runner.ids import Ids, format_cursor, outside_of, parse_cursor, record_id, valid_id
 
 
 def test_an_id_is_minted_from_the_chance_that_is_given():
@@ -34,6 +34,11 @@ def test_a_record_id_is_a_function_of_session_turn_and_number():
     assert record_id("s", "t", 1) == record_id("s", "t", 1) == "rec_" + record_id("s", "t", 1)[4:]
     ids = {record_id(s, t, n) for s in ("a", "ab") for t in ("b", "bc", "c") for n in (1, 2, 11)}
     assert len(ids) == 18
+
+
+def test_what_stands_for_no_turn_can_be_no_turn():
+    assert not valid_id(outside_of(3))
+    assert outside_of(3) != outside_of(4)
 
 
 @given(st.integers(0, 10**16 - 1), st.integers(0, 10**16 - 1))
