@@ -131,7 +131,9 @@ class Driver:
             while self._todo:
                 await self._perform(self._todo.popleft())
             if self._end is not None:
-                self.dropped += len(items) + len(self.live.inbox.drain())
+                for item in (*items, *self.live.inbox.drain()):
+                    self.dropped += 1
+                    self.live.drop(item)
                 return self._end
             if not items:
                 items.extend(self.live.inbox.drain())

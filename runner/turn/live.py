@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from runner.acp.connection import AgentConnection, Closed, Inbox, Item, Updates
+from runner.acp import updates
+from runner.acp.connection import AgentConnection, Closed, Inbox, Item, PermissionAsked, Updates
+from runner.rules import permission
 from runner.rules.pool import Seat
 from runner.sandbox.port import Sandbox
 from runner.terms import TERMINAL_TOOL_STATUSES
@@ -72,15 +75,13 @@ class LiveSeat:
         return not self.exited
 
     def watch_idle(self, on_exit: Callable[[], None]) -> None:
-        """While idle nobody owns what the agent says: it is dropped and counted; its exit is told (cases E8, L3)."""
+        """While idle nobody owns what the agent says; its exit is told (cases E8, L3)."""
 
         def items() -> None:
             for item in self.inbox.drain():
-                if isinstance(item, Closed):
-                    self.exited = True
-                    on_exit()
-                    return
-                self.stray_items += 1
+                self.drop(item)
+            if self.exited:
+                on_exit()
 
         self.inbox.on_items = items
         items()
@@ -91,11 +92,22 @@ class LiveSeat:
         if self.prompt_request is not None:
             return
         for item in self.inbox.drain():
-            self.exited = self.exited or isinstance(item, Closed)
-            known = [u for u in item.updates if u.get("sessionUpdate") in INFO] if isinstance(item, Updates) else []
-            if known:
-                self.held.append(Updates(known))
-            self.stray_items += not known
+            self.drop(item)
+            info = _info(item)
+            if info:
+                self.held.append(Updates(info))
+
+    def drop(self, item: Item) -> None:
+        """What belongs to no turn: counted, but a question is answered ``cancelled``, and facts are learnt."""
+        info = _info(item)
+        for _, _, payload in updates.grouped(info):
+            self.learn(payload)
+        self.stray_items += not info
+        if isinstance(item, Closed):
+            self.exited = True
+        elif isinstance(item, PermissionAsked):
+            with suppress(ConnectionError):
+                self.connection.respond(item.key, permission.CANCELLED)
 
     def learn(self, info: dict[str, Any]) -> None:
         """The agent changed its mode or options by itself: a later dispatch compares with what is in force."""
@@ -107,3 +119,10 @@ class LiveSeat:
     def leave(self) -> None:
         """The seat is out of the map: nobody listens any more."""
         self.inbox.on_items = None
+
+
+def _info(item: Item) -> list[dict[str, Any]]:
+    """The updates in which the agent tells about itself."""
+    return (
+        [update for update in item.updates if update.get("sessionUpdate") in INFO] if isinstance(item, Updates) else []
+    )
