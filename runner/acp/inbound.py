@@ -132,9 +132,9 @@ class Inbound:
         if method != "$/cancel_request":
             self.counts["unknown_notifications"] += 1
             return None
-        wanted = mapping(message.get("params")).get("requestId")
+        params = mapping(message.get("params"))
         for key, (raw_id, agent_session_id) in self._asked.items():
-            if same_id(raw_id, wanted):
+            if "requestId" in params and same_id(raw_id, params["requestId"]):
                 del self._asked[key]
                 self._reply(Peer.error(raw_id, CANCELLED, "Request cancelled"))
                 inbox = self.inboxes.get(agent_session_id)
@@ -147,13 +147,16 @@ class Inbound:
     def _request(self, message: dict[str, Any], method: str, size: int) -> Inbox | None:
         request_id = message["id"]
         params = mapping(message.get("params"))
-        if request_id is None or isinstance(request_id, bool | dict | list):
+        if isinstance(request_id, bool | dict | list):
             self.counts["malformed"] += 1
         elif method == "session/request_permission":
             return self._permission(request_id, params, size)
         elif method == "elicitation/create":
             self.counts["elicitations_declined"] += 1
             self._reply(Peer.result(request_id, {"action": "decline"}))
+        elif request_id is None:
+            # The schema allows a null id, but here it is rather a notification that was written carelessly.
+            self.counts["malformed"] += 1
         else:
             self.counts["unknown_requests"] += 1
             self._reply(Peer.error(request_id, METHOD_NOT_FOUND, f"Method not found: {method[:200]}"))

@@ -47,7 +47,7 @@ class Peer:
         joined = self._splitter.partial
         lines = self._splitter.feed(data)
         loads, append = orjson.loads, messages.append
-        dirty = _NUL in data or (joined and bool(lines) and isinstance(lines[0], bytes) and _NUL in lines[0])
+        dirty = _may_hold_nul(data) or (joined and bool(lines) and _may_hold_nul(lines[0]))
         good = 0
         for line in lines:
             try:
@@ -138,6 +138,11 @@ class Peer:
 def encode(frame: dict[str, Any]) -> bytes:
     """One line; text that is not valid Unicode is written with U+FFFD in its place."""
     return to_json(frame) + b"\n"
+
+
+def _may_hold_nul(raw: bytes | Oversized) -> bool:
+    """Most text has no backslash, and one byte is found many times faster than six."""
+    return isinstance(raw, bytes) and b"\\" in raw and _NUL in raw
 
 
 def _decode_slowly(line: bytes) -> Any:

@@ -24,17 +24,17 @@ def grouped(batch: list[dict[str, Any]]) -> Iterator[Group]:
     for update in batch:
         name = update.get("sessionUpdate")
         kind = TEXT_KINDS.get(name) if isinstance(name, str) else None
-        if kind is not None:
-            content = update.get("content")
-            text = content.get("text") if isinstance(content, dict) else None
-            if isinstance(text, str) and content is not None and content.get("type") == "text":
-                message_id = update.get("messageId")
-                if texts and (kind != open_kind or message_id != open_id):
-                    yield open_kind or kind, open_id, texts
-                    texts = []
-                open_kind, open_id = kind, message_id if isinstance(message_id, str) else None
-                texts.append(text)
-                continue
+        content = update.get("content") if kind is not None else None
+        if isinstance(content, dict) and content.get("type") == "text" and isinstance(content.get("text"), str):
+            message_id = update.get("messageId")
+            if message_id is not None and not isinstance(message_id, str):
+                message_id = None
+            if texts and (kind != open_kind or message_id != open_id):
+                yield open_kind or "message", open_id, texts
+                texts = []
+            open_kind, open_id = kind, message_id
+            texts.append(content["text"])
+            continue
         if texts:
             yield open_kind or "message", open_id, texts
             texts = []

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.virtual_time
 
 ALLOWED = {"outcome": {"outcome": "selected", "optionId": "yes"}}
 CANCELLED = {"outcome": {"outcome": "cancelled"}}
-IDS: list[Any] = [0, 7, -1, 2**53, "0", "7", "", "0198c0de-0000-7000-8000-000000000000", "\u00e9\U0001f600", 1.5]
+IDS: list[Any] = [0, 7, -1, 2**53, "0", "7", "", "0198c0de-0000-7000-8000-000000000000", "\u00e9\U0001f600", 1.5, None]
 
 
 def keys(items: list[Item]) -> list[int]:
@@ -97,6 +97,14 @@ async def test_a_withdrawal_of_something_else_withdraws_nothing(bed: Bed, wanted
     [item] = await bed.items()
     assert isinstance(item, PermissionAsked)
     assert bed.connection.respond(item.key, ALLOWED) is True
+
+
+async def test_a_withdrawal_of_nothing_spares_a_request_whose_id_is_null(bed: Bed) -> None:
+    bed.inbox()
+    bed.says(permission(None), {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {}}, text_update("on"))
+    items = await bed.items(texts)
+    assert bed.connection.respond(keys(items)[0], ALLOWED)
+    assert bed.connection.counts["obsolete_withdrawals"] == 1
 
 
 async def test_an_answer_before_the_withdrawal_stands(bed: Bed) -> None:

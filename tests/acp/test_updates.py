@@ -48,6 +48,13 @@ def test_runs_of_text_are_one_group() -> None:
     ]
 
 
+@pytest.mark.parametrize("message_id", [5, {"a": 1}, True])
+def test_a_senseless_message_id_is_none(message_id: Any) -> None:
+    assert list(grouped([message("a", message_id), message("b"), message("c", message_id)])) == [
+        ("message", None, ["a", "b", "c"])
+    ]
+
+
 def test_a_tool_call_has_our_names_and_only_what_was_given() -> None:
     whole = {
         "sessionUpdate": "tool_call",
