@@ -483,12 +483,10 @@ class TurnRun:
         seat = self._seat_after(end)
         result = await self._ending_durable(end)
         self._place_seat(end, seat)
-        parked = isinstance(seat, Parked)
         session.last_turn = LastTurn(
             self.turn_id, end.outcome.value, result["stop_reason"], self._services.clock.now_ms()
         )
-        phase: Phase = "ended" if not parked else "paused" if end.outcome is Outcome.PAUSED else "parked"
-        await self._services.beats.end(self._beat(phase, parked=parked))
+        await self._end_beat("paused" if end.outcome is Outcome.PAUSED else "parked")
         session.current = None
         if self.prompt is not None and not self.prompt.result.done():
             self.prompt.result.set_result(result)
@@ -496,6 +494,17 @@ class TurnRun:
             self.ended.set_result(end)
         if end.outcome is Outcome.PAUSED:
             self._services.on_paused(session)
+
+    async def _end_beat(self, parked: Phase) -> None:
+        """Keep the lease of a parked seat, release everything else; the seat may be lost meanwhile (case L3)."""
+        beats = self._services.beats
+        if self._holds_seat():
+            await beats.end(self._beat(parked, parked=True))
+        if not self._holds_seat():
+            await beats.end(self._beat("ended"))
+
+    def _holds_seat(self) -> bool:
+        return self.live is not None and self._services.pool.book.holds(self.live.seat)
 
     def _seat_after(self, end: turn.End) -> Any:
         if self.live is None:
@@ -508,7 +517,7 @@ class TurnRun:
 
     def _place_seat(self, end: turn.End, seat: Any) -> None:
         live, pool = self.live, self._services.pool
-        if live is None or not pool.book.holds(live.seat):
+        if live is None or not self._holds_seat():
             return
         if not isinstance(seat, Parked):
             pool.destroy(live.seat, seat.verdict)

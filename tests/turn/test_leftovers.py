@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from runner.rules.lease import FREE
+from runner.store.memory import MemoryStore
 from tests.session.bed import Bed
 from tests.session.fake_agent import permission_frame, text_frame, update_frame
 
@@ -81,3 +83,26 @@ async def test_what_an_idle_agent_says_about_itself_is_learnt_case_e8(bed: Bed):
     await agent.finish(2)
     assert (await handle.result())["text"] == "ok"
     assert [frame["params"]["modeId"] for frame in agent.all("session/set_mode")] == ["default"]
+
+
+class SlowStore(MemoryStore):
+    """A store whose endings take a second."""
+
+    async def end(self, ending):
+        await asyncio.sleep(1)
+        return await super().end(ending)
+
+
+async def test_an_agent_that_exits_while_its_ending_is_written_leaves_no_lease_case_l3():
+    bed = await Bed.make(store=SlowStore())
+    handle, agent, frame = await prompted(bed)
+    agent.send(text_frame("ok"), answer(frame))
+    await asyncio.sleep(0.5)
+    agent.exit(0)
+    assert (await handle.result())["outcome"] == "completed"
+    await asyncio.sleep(1)
+    assert bed.provider.alive == set()
+    lease = bed.replica.plane.lease("p", "s")
+    assert (lease.owner, lease.alive, lease.running) == (FREE.owner, FREE.alive, FREE.running)
+    assert (await bed.turn(agents=2))["reason"] == "agent_exited"
+    await bed.close()
