@@ -18,7 +18,10 @@ from typing import Final
 from runner.sandbox.port import Reaped
 
 MARKER: Final = "ACP_RUNNER_CELL"
-CLEAN_SCANS: Final = 2
+CLEAN: Final = 10
+SURE: Final = 5
+"""A look that shows nobody counts one; ``SURE`` when nothing happened meanwhile that may have hidden somebody."""
+ROUNDS: Final = 20
 PAUSE_SECONDS: Final = 0.005
 _DEAD: Final = ("Z", "X", "x")
 
@@ -52,43 +55,84 @@ def scan(wanted: str) -> list[ProcessInfo]:
 
     This process and its ancestors are never in the list. Processes of other users are not seen.
     """
-    stats = {pid: stat for pid in _pids() if (stat := _stat(pid)) is not None}
-    spared = _line_of(os.getpid(), stats)
-    carried = {pid: text for pid in stats if pid not in spared and (text := _marker_of(pid, wanted)) is not None}
-    children: dict[int, list[int]] = {}
-    for pid, (parent, _, _) in stats.items():
-        children.setdefault(parent, []).append(pid)
-    queue, found = list(carried), set(carried)
-    for pid in queue:
-        started = [child for child in children.get(pid, ()) if child not in found and child not in spared]
-        found.update(started)
-        queue += started
-    return [
-        ProcessInfo(pid, stats[pid][0], stats[pid][1], carried.get(pid, ""), _command(pid))
-        for pid in sorted(found)
-        if stats[pid][2] not in _DEAD
-    ]
+    return _members(_Look(wanted))
 
 
 def kill_all(wanted: str, seconds: float) -> Reaped:
-    """Kill what ``scan(wanted)`` shows until two scans in a row show nobody, at most ``seconds``; blocks.
+    """Kill what ``scan(wanted)`` shows until it surely shows nobody, at most ``seconds``; blocks.
 
     Returns:
         How many processes were killed, and the pids that were still there when the time was over.
     """
     deadline = time.monotonic() + seconds
     hit: set[tuple[int, int]] = set()
+    unread: set[int] = set()
     clean = 0
     while True:
-        found = scan(wanted)
-        clean = 0 if found else clean + 1
-        if clean >= CLEAN_SCANS:
-            return Reaped(len(hit))
-        if time.monotonic() >= deadline:
+        look = _Look(wanted, signal.SIGSTOP)
+        found = _members(look)
+        clean = 0 if look.carried else clean + (SURE if look.unread <= unread else 1)
+        unread = look.unread
+        if clean >= CLEAN or time.monotonic() >= deadline:
             return Reaped(len(hit), tuple(info.pid for info in found))
         _slay(found)
         hit.update((info.pid, info.start) for info in found)
         time.sleep(PAUSE_SECONDS)
+
+
+class _Look:
+    """One look over all processes, repeated for those that appear meanwhile.
+
+    Attributes:
+        carried: pid to marker of those that carry it.
+        seen: every pid met.
+        spared: this process and its ancestors.
+        unread: pids without a readable environment: gone, a zombie, in the middle of an exec, or always without one.
+            Whoever is new there may have handed on to a child that the look missed.
+    """
+
+    def __init__(self, wanted: str, greeting: int | None = None) -> None:
+        self.spared = _line_of(os.getpid())
+        self.carried: dict[int, str] = {}
+        self.unread: set[int] = set()
+        self.seen: set[int] = set()
+        for _ in range(ROUNDS):
+            new = _pids() - self.seen
+            if not new:
+                break
+            for pid in sorted(new, reverse=True):
+                self._meet(pid, wanted, greeting)
+            self.seen |= new
+
+    def _meet(self, pid: int, wanted: str, greeting: int | None) -> None:
+        data = _read(f"/proc/{pid}/environ")
+        if not data:
+            self.unread.add(pid)
+        elif pid not in self.spared and (text := _marker_in(data, wanted)) is not None:
+            self.carried[pid] = text
+            stat = _stat(pid) if greeting is not None else None
+            if greeting is not None and stat is not None:
+                signal_exactly(pid, stat[1], greeting)
+
+
+def _members(look: _Look) -> list[ProcessInfo]:
+    """The carriers of a look and their descendants, without the dead."""
+    if not look.carried:
+        return []
+    stats = {pid: stat for pid in look.seen if (stat := _stat(pid)) is not None}
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _, _) in stats.items():
+        children.setdefault(parent, []).append(pid)
+    queue, found = list(look.carried), set(look.carried)
+    for pid in queue:
+        started = [child for child in children.get(pid, ()) if child not in found and child not in look.spared]
+        found.update(started)
+        queue += started
+    return [
+        ProcessInfo(pid, stats[pid][0], stats[pid][1], look.carried.get(pid, ""), _command(pid))
+        for pid in sorted(found)
+        if pid in stats and stats[pid][2] not in _DEAD
+    ]
 
 
 def signal_exactly(pid: int, start: int, number: int) -> bool:
@@ -117,8 +161,8 @@ def _slay(targets: Iterable[ProcessInfo]) -> None:
             signal_exactly(info.pid, info.start, number)
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
 def _read(path: str) -> bytes:
@@ -139,12 +183,11 @@ def _stat(pid: int) -> tuple[int, int, str] | None:
     return int(fields[1]), int(fields[19]), fields[0].decode("ascii")
 
 
-def _marker_of(pid: int, wanted: str) -> str | None:
+def _marker_in(data: bytes, wanted: str) -> str | None:
     lead = f"{MARKER}={wanted}".encode()
-    exact = not wanted.endswith(":")
-    data = _read(f"/proc/{pid}/environ")
     if lead not in data:
         return None
+    exact = not wanted.endswith(":")
     for item in data.split(b"\0"):
         if item == lead or (not exact and item.startswith(lead)):
             return item.partition(b"=")[2].decode("utf-8", "replace")
@@ -155,10 +198,10 @@ def _command(pid: int) -> str:
     return _read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
 
 
-def _line_of(pid: int, stats: dict[int, tuple[int, int, str]]) -> set[int]:
+def _line_of(pid: int) -> set[int]:
     """The process and its ancestors."""
     line: set[int] = set()
-    while pid in stats and pid not in line:
+    while pid not in line and (stat := _stat(pid)) is not None:
         line.add(pid)
-        pid = stats[pid][0]
+        pid = stat[0]
     return line

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,19 +75,33 @@ def test_what_a_carrier_started_without_the_variable_belongs_to_it(carry: Carry,
     assert bed.state(child.pid) in "XZ"
 
 
-def test_kill_all_ends_a_fork_loop(carry: Carry, store_id: str) -> None:
-    """Each child forks the next and leaves; no list of pids is ever up to date."""
-    source = (
-        "import os, time\n"
-        "print('up', flush=True)\n"
-        "while True:\n"
-        "    if os.fork(): os._exit(0)\n"
-        "    os.setsid(); time.sleep(0.002)"
-    )
-    carry(marker(store_id, "rep", "seat"), f'exec "{sys.executable}" -S -c "{source}"')
-    assert kill_all(f"{store_id}:", 10.0).survivors == ()
+LOOP = """
+import os, sys, time
+end = time.monotonic() + 30
+print('up', flush=True)
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.write(3, b'.')
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize("loops", [1, 4])
+def test_kill_all_ends_fork_loops(carry: Carry, store_id: str, tmp_path: Path, loops: int) -> None:
+    """Each child forks the next and leaves; no list of pids is ever up to date. What they write tells the truth."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    for n in range(loops):
+        script = f'exec 3>>"{tmp_path}/beats"; exec "{sys.executable}" -S "{tmp_path}/loop.py"'
+        carry(marker(store_id, "rep", f"seat_{n}"), script)
+    reaped = kill_all(f"{store_id}:", 20.0)
+    beats = (tmp_path / "beats").stat().st_size
+    assert reaped.survivors == ()
+    assert reaped.killed >= loops
+    time.sleep(0.2)
+    assert (tmp_path / "beats").stat().st_size == beats
     assert scan(f"{store_id}:") == []
-    assert bed.carriers(store_id) == {}
 
 
 def test_kill_all_is_bounded_and_names_who_is_left(

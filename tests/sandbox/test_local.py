@@ -53,6 +53,7 @@ async def test_environments_are_an_allow_list(provider: LocalProvider, monkeypat
 
 async def test_the_agent_has_only_its_streams(provider: LocalProvider) -> None:
     sandbox = await provider.start(spec())
+    assert (await Talk(sandbox).line()).startswith("ready")
     links = {os.readlink(f"/proc/{sandbox.agent_pid}/fd/{fd}") for fd in os.listdir(f"/proc/{sandbox.agent_pid}/fd")}
     assert len(links) == 3
     assert all(link.startswith("pipe:") for link in links)
