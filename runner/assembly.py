@@ -39,7 +39,7 @@ from runner.session.coordinator import Coordinator
 from runner.session.provision import Provisioner
 from runner.session.reconcile import reconcile
 from runner.session.registry import Registry
-from runner.session.run import Services
+from runner.session.services import Services
 from runner.session.session import Session
 from runner.store.port import Store
 from runner.store.sqlite import SqliteStore

@@ -9,7 +9,8 @@ from typing import Any, Final
 from runner.errors import RunnerError
 from runner.rules.turn import End
 from runner.session.port import Reply
-from runner.session.run import Services, TurnRun
+from runner.session.run import TurnRun
+from runner.session.services import Services
 from runner.session.session import Session
 from runner.terms import CommandOutcome, Outcome, SeatState, SessionState, StopReason
 from runner.wire.models import CancelRequest

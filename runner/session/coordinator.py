@@ -22,7 +22,8 @@ from runner.session.paused import PausedChains
 from runner.session.port import Caller, PromptHandle, Reader, Reply
 from runner.session.prompts import DoneHandle, Handle, Prompt, content_digest
 from runner.session.registry import Registry
-from runner.session.run import Services, TurnRun
+from runner.session.run import TurnRun
+from runner.session.services import Services
 from runner.session.session import Session
 from runner.terms import PromptState, StopReason
 from runner.turn.live import LiveSeat
@@ -124,17 +125,13 @@ class Coordinator:
         return DoneHandle(run.prompt.prompt_id, None, PromptState.FAILED, result, [], error)
 
     async def _known(self, session: Session, prompt_id: str, digest: str) -> PromptHandle | None:
-        """A known prompt is attached to without a beat (DESIGN 3.1.1)."""
-        starting = session.starting.get(prompt_id)
-        if starting is not None and starting.prompt is not None:
-            admission.known_prompt(starting.prompt.digest, digest)
-            return await self._handle(session, starting)
-        live = session.prompts.get(prompt_id)
-        if live is not None:
-            admission.known_prompt(live.digest, digest)
-            if live.state is PromptState.ACTIVE or not live.result.done():
-                return Handle(session, live)
-        row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
+        """A known prompt is attached to without a beat (DESIGN 3.1.1). None only when nothing has come up since."""
+        here, row = self._known_here(session, prompt_id, digest), None
+        if here is None:
+            row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
+            here = self._known_here(session, prompt_id, digest)
+        if here is not None:
+            return await self._handle(session, here) if isinstance(here, TurnRun) else Handle(session, here)
         if row is None:
             return None
         admission.known_prompt(row.digest, digest)
@@ -142,6 +139,18 @@ class Coordinator:
         parts = await prompt_events(self._services.store, session, prompt_id)
         result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
         return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)
+
+    @staticmethod
+    def _known_here(session: Session, prompt_id: str, digest: str) -> TurnRun | Prompt | None:
+        """The prompt as it is admitted or runs in this process."""
+        starting = session.starting.get(prompt_id)
+        prompt = starting.prompt if starting is not None else session.prompts.get(prompt_id)
+        if prompt is None:
+            return None
+        admission.known_prompt(prompt.digest, digest)
+        if starting is not None:
+            return starting
+        return prompt if prompt.state is PromptState.ACTIVE or not prompt.result.done() else None
 
     def at_capacity(self) -> RunnerError:
         """The refusal of a replica that has no room for another turn."""

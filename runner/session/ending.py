@@ -9,7 +9,7 @@ from runner.rules.turn import End
 from runner.terms import Outcome
 
 if TYPE_CHECKING:
-    from runner.session.run import TurnRun
+    from runner.session.context import TurnContext
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class Times:
         return None if at is None else round((at - self.begun) * 1000, 3)
 
 
-def result_of(run: TurnRun, end: End, text: str, times: Times, now: float) -> dict[str, Any]:
+def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
     """The result of an admitted turn."""
     result: dict[str, Any] = {
         "ok": end.outcome in (Outcome.COMPLETED, Outcome.PAUSED),
-        "session_id": run.session_id,
-        "turn_id": run.turn_id,
-        "prompt_ids": [run.prompt.prompt_id] if run.prompt is not None else [],
+        "session_id": turn.session.session_id,
+        "turn_id": turn.turn_id,
+        "prompt_ids": [turn.prompt.prompt_id] if turn.prompt is not None else [],
         "outcome": end.outcome.value,
         "stop_reason": end.stop_reason,
     }
@@ -48,16 +48,16 @@ def result_of(run: TurnRun, end: End, text: str, times: Times, now: float) -> di
         result["cancel_settled"] = end.settled
     if end.late_completion:
         result["late_completion"] = True
-    if run.context_lost:
+    if turn.context_lost:
         result["context_lost"] = True
     if end.error is not None:
         result["error"] = end.error.as_event()
     result |= {
-        "text": text,
-        "usage": dict(run.driver.usage) if run.driver is not None else {},
-        "start": run.start,
-        "reason": run.reason,
-        "timings": times.timings(now),
+        "text": turn.journal.text,
+        "usage": dict(turn.driver.usage) if turn.driver is not None else {},
+        "start": turn.start,
+        "reason": turn.reason,
+        "timings": turn.times.timings(now),
     }
     return result
 

@@ -15,7 +15,8 @@ from runner.interactions import desk
 from runner.leases.port import Heartbeat
 from runner.rules import interaction, permission
 from runner.session.port import Reply
-from runner.session.run import Answering, Services, TurnRun
+from runner.session.run import TurnRun
+from runner.session.services import Answering, Services
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow
 from runner.terms import EventType, InteractionStatus, PromptState

@@ -252,6 +252,13 @@ class Session:
             self.give_back(rows)
             raise
 
+    async def save_question(self, row: InteractionRow) -> None:
+        """Make a question durable before it is shown; a store that cannot be used does not hide it."""
+        try:
+            await self._store.append([], [row])
+        except RunnerError as error:
+            log.warning("question %s is not durable yet: %s", row.interaction_id, error)
+
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def remember(self, prompt: Prompt) -> None:

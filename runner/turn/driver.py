@@ -198,7 +198,7 @@ class Driver:
 
     async def _kill(self, seconds: float) -> bool:
         try:
-            reaped = await self.live.sandbox.kill_turn(self.journal.turn_id or "", seconds)
+            reaped = await self.live.sandbox.kill_turn(self.live.mark_id, seconds)
         except RunnerError as error:
             log.warning("the turn's processes could not be reaped: %s", error)
             return True

@@ -11,7 +11,7 @@ from runner.acp import updates
 from runner.acp.connection import AgentConnection, Closed, Inbox, Item, PermissionAsked, Updates
 from runner.rules import permission
 from runner.rules.pool import Seat
-from runner.sandbox.port import Sandbox
+from runner.sandbox.port import Mark, Sandbox
 from runner.terms import TERMINAL_TOOL_STATUSES
 
 INFO: Final = frozenset(
@@ -66,6 +66,8 @@ class LiveSeat:
     tools: dict[str, OpenTool] = field(default_factory=dict)
     held: list[Item] = field(default_factory=list)
     turns: int = 0
+    mark_id: str = ""
+    mark_under_way: Mark | None = None
     stray_items: int = 0
     exited: bool = False
 
@@ -73,6 +75,16 @@ class LiveSeat:
     def alive(self) -> bool:
         """Whether the agent still runs as far as anybody reported."""
         return not self.exited
+
+    def mark(self, turn_id: str) -> None:
+        """Everything that lives in the sandbox now is not this turn's; a chain keeps its first turn's mark."""
+        self.mark_id = turn_id
+        self.mark_under_way = self.sandbox.mark(turn_id)
+
+    async def marked(self, seconds: float) -> None:
+        """Wait for the mark. Raises ``RunnerError`` (``sandbox_lost``)."""
+        if self.mark_under_way is not None:
+            await self.mark_under_way.set(seconds)
 
     def watch_idle(self, on_exit: Callable[[], None]) -> None:
         """While idle nobody owns what the agent says; its exit is told (cases E8, L3)."""

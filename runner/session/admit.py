@@ -1,0 +1,105 @@
+"""From the first heartbeat to a durable turn: admitted, refused, or nothing at all (DESIGN 3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from runner.leases.port import BeatAnswer
+from runner.redaction import Redactor
+from runner.rules import admission
+from runner.session.context import TurnContext
+from runner.store.port import Admission
+from runner.terms import EventType
+
+if TYPE_CHECKING:
+    from runner.session.run import TurnRun
+
+
+async def admit(run: TurnRun, turn: TurnContext) -> bool:
+    """Ask the plane, then make the turn durable; False when it was refused: then nothing was written or touched.
+
+    Raises:
+        RunnerError: ``plane_unavailable``, ``store_unavailable``: nothing is held any more.
+    """
+    session, services = turn.session, turn.services
+    answer = await services.beats.first(turn.beat("running"))
+    busy = services.pool.busy(session.key) or session.current is not None
+    if admission.first_answer(admitted=answer.admitted, locally_busy=busy) is admission.Verdict.REFUSED:
+        if answer.admitted:
+            await services.beats.end(turn.beat("ended", parked=True))
+        return False
+    session.current = run
+    stored = False
+    try:
+        _mark_early(turn)
+        stored = await _make_durable(turn, answer)
+    finally:
+        if not stored:
+            session.current = None
+            await services.beats.end(turn.beat("ended", parked=services.pool.live(session.key) is not None))
+    if stored:
+        _accept(turn)
+    return stored
+
+
+def _mark_early(turn: TurnContext) -> None:
+    """The warm agent's processes are marked while the row is written: both take a moment."""
+    live = turn.services.pool.warm(turn.session.key)
+    if live is not None and live.alive:
+        live.mark(turn.turn_id)
+
+
+async def _make_durable(turn: TurnContext, answer: BeatAnswer) -> bool:
+    session, head = turn.session, turn.session.head
+    await session.settled_outbox()
+    before, busy_before = (head.epoch, head.n), session.busy
+    earlier = session.take_records()
+    head.epoch, head.n, turn.epoch = answer.epoch, 0, answer.epoch
+    turn.journal.hold()
+    _announce(turn)
+    records = [*earlier, *session.take_records()]
+    row = replace(session.row(turn.services.clock.now_ms()), config=turn.effective.config)
+    stored = False
+    try:
+        stored = await turn.services.store.admit(Admission(row, turn.turn_row(), turn.prompt_row(), (), records))
+    finally:
+        if not stored:
+            head.epoch, head.n = before
+            session.busy = busy_before
+            session.give_back(earlier)
+            turn.journal.discard()
+    return stored
+
+
+def _announce(turn: TurnContext) -> None:
+    turn.session.begin_busy(turn.journal.outside())
+    data: dict[str, Any] = {
+        "turn_id": turn.turn_id,
+        "epoch": turn.epoch,
+        "replica_id": turn.services.replica_id,
+        "prompt_ids": [turn.prompt.prompt_id] if turn.prompt is not None else [],
+    }
+    if turn.resumes is not None:
+        data["resumes"] = turn.resumes.turn_id
+    turn.journal.event(EventType.TURN_ADMITTED, data)
+
+
+def _accept(turn: TurnContext) -> None:
+    """The turn exists: its configuration is the session's, its prompt can be attached to, its events are shown."""
+    session, prompt = turn.session, turn.prompt
+    if turn.effective is not session.effective:
+        session.effective = turn.effective
+        session.redactor = Redactor(value for value in turn.effective.secrets.values() if value)
+        turn.journal.redactor = session.redactor
+    if prompt is not None:
+        prompt.turn_id = turn.turn_id
+        prompt.turn_ids.append(turn.turn_id)
+        if turn.resumes is None:
+            prompt.position = session.log.end
+        elif prompt.result.done():
+            prompt.result = asyncio.get_running_loop().create_future()
+        session.remember(prompt)
+    turn.times.admitted = turn.services.clock.monotonic()
+    turn.journal.release()

@@ -1,0 +1,136 @@
+"""The order at the end: ending durable, seat parked or out of the map, end beat, result line (DESIGN 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from runner.errors import RunnerError
+from runner.leases.port import Phase
+from runner.rules.reuse import Destroyed, Parked, after_ending
+from runner.rules.turn import End
+from runner.session.context import TurnContext
+from runner.session.ending import result_of
+from runner.session.session import LastTurn, Paused
+from runner.store.port import Ending
+from runner.terms import EventType, Outcome, PromptState
+
+log = logging.getLogger("runner.session")
+END_TRIES: Final = 3
+END_RETRY_SECONDS: Final = 0.2
+
+
+async def close_turn(turn: TurnContext, end: End) -> dict[str, Any]:
+    """Everything between the settled agent and the result line; the result."""
+    session = turn.session
+    seat = _seat_after(turn, end)
+    result = await _make_durable(turn, end)
+    _place_seat(turn, end, seat)
+    session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)
+    await _end_beat(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
+    return result
+
+
+def prompt_state(end: End, frame_sent: bool) -> PromptState:
+    """``prompt_ended.state`` of an ending (DESIGN 3.2)."""
+    match end.outcome:
+        case Outcome.COMPLETED:
+            return PromptState.DONE
+        case Outcome.CANCELLED:
+            return PromptState.ABORTED if frame_sent else PromptState.CANCELLED
+        case _:
+            return PromptState.FAILED
+
+
+async def _end_beat(turn: TurnContext, parked: Phase) -> None:
+    """Keep the lease of a parked seat, release everything else; the seat may be lost meanwhile (case L3)."""
+    beats = turn.services.beats
+    if _holds_seat(turn):
+        await beats.end(turn.beat(parked, parked=True))
+    if not _holds_seat(turn):
+        await beats.end(turn.beat("ended"))
+
+
+def _holds_seat(turn: TurnContext) -> bool:
+    return turn.live is not None and turn.services.pool.book.holds(turn.live.seat)
+
+
+def _seat_after(turn: TurnContext, end: End) -> Parked | Destroyed | None:
+    if turn.live is None:
+        return None
+    grace = turn.services.settings.server.reader_grace_seconds
+    there = turn.session.presence.there(turn.services.clock.monotonic(), grace)
+    kept = there or (turn.prompt is not None and turn.prompt.keep)
+    windows = turn.services.windows[turn.effective.provider]
+    return after_ending(end, windows, kept=kept, agent_alive=turn.live.alive, claimed=False)
+
+
+def _place_seat(turn: TurnContext, end: End, seat: Parked | Destroyed | None) -> None:
+    live, pool = turn.live, turn.services.pool
+    if live is None or seat is None or not _holds_seat(turn):
+        return
+    if isinstance(seat, Destroyed):
+        pool.destroy(live.seat, seat.verdict)
+        return
+    live.turns += 1
+    if end.outcome is Outcome.PAUSED:
+        assert turn.driver is not None
+        turn.session.paused = Paused(turn.turn_id, turn.prompt, live, dict(turn.driver.questions.open))
+    pool.park(live, seat)
+
+
+async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
+    session, services = turn.session, turn.services
+    turn.journal.close_block()
+    if turn.machine.frame_sent:
+        session.agent_state["has_context"] = True
+    if turn.driver is not None and turn.driver.usage:
+        session.usage.update(turn.driver.usage)
+    result = result_of(turn, end, services.clock.monotonic())
+    await session.settled_outbox()
+    turn.journal.hold()
+    _last_events(turn, end)
+    now_ms = session.updated_at = services.clock.now_ms()
+    records = session.take_records()
+    row, prompt = session.row(now_ms), turn.prompt_row(result)
+    written = await _write(
+        turn, Ending(row, turn.turn_row(end, result, now_ms), prompt, turn.closed, records, turn.others)
+    )
+    if written is False:
+        log.error("turn %s had already ended; its ending was dropped", turn.turn_id)
+        turn.journal.discard()
+        return result
+    if written is None:
+        session.give_back(records)
+    turn.journal.release()
+    return result
+
+
+async def _write(turn: TurnContext, ending: Ending) -> bool | None:
+    """True: written. False: somebody else wrote the ending first. None: the store cannot be used."""
+    for attempt in range(1, END_TRIES + 1):
+        try:
+            return await turn.services.store.end(ending)
+        except RunnerError as error:
+            log.error("the ending of turn %s is not durable: %s", turn.turn_id, error)
+            if attempt < END_TRIES:
+                await asyncio.sleep(END_RETRY_SECONDS)
+    return None
+
+
+def _last_events(turn: TurnContext, end: End) -> None:
+    journal = turn.journal
+    if end.error is not None:
+        journal.event(EventType.ERROR, end.error.as_event())
+    if end.outcome is not Outcome.PAUSED and turn.prompt is not None:
+        turn.prompt.state = prompt_state(end, turn.machine.frame_sent)
+        data = {"prompt_id": turn.prompt.prompt_id, "state": turn.prompt.state.value}
+        journal.event(EventType.PROMPT_ENDED, data)
+    done: dict[str, Any] = {"turn_id": turn.turn_id, "outcome": end.outcome.value}
+    if end.stop_reason in ("cancelled", "paused"):
+        done["stop_reason"] = end.stop_reason
+    journal.event(EventType.DONE, done)
+    if end.outcome is not Outcome.PAUSED:
+        turn.session.busy = False
+        journal.outside().event(EventType.SESSION_IDLE, {})

@@ -1,0 +1,115 @@
+"""One turn's data, shared by its supervisor and the three parts that it goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runner.leases.port import Heartbeat, Phase
+from runner.rules import turn
+from runner.session.effective import Effective
+from runner.session.ending import Times
+from runner.session.prompts import Prompt
+from runner.session.services import Services
+from runner.session.session import Paused, Session
+from runner.store.port import InteractionRow, PromptRow, TurnRow
+from runner.terms import EventType
+from runner.turn.driver import Driver, Tuning
+from runner.turn.journal import Journal
+from runner.turn.live import LiveSeat
+
+
+@dataclass(slots=True)
+class TurnContext:
+    """What is known of a turn so far.
+
+    Attributes:
+        prompt: None for a turn that owns none.
+        resumes: the paused chain that it goes on with.
+        start, reason: how it got its agent, and why it was cold.
+        live: the seat it holds.
+        closed: interactions that got their last status before its driver ran.
+        others: prompts of other turns that end with this one.
+    """
+
+    services: Services
+    session: Session
+    turn_id: str
+    prompt: Prompt | None
+    effective: Effective
+    resumes: Paused | None
+    machine: turn.Turn
+    journal: Journal
+    times: Times
+    started_ms: int
+    epoch: int = 0
+    start: str = "cold"
+    reason: str = "miss"
+    context_lost: bool = False
+    live: LiveSeat | None = None
+    driver: Driver | None = None
+    closed: list[InteractionRow] = field(default_factory=list)
+    others: list[PromptRow] = field(default_factory=list)
+
+    def beat(self, phase: Phase, *, parked: bool = False) -> Heartbeat:
+        """A heartbeat of this turn."""
+        session = self.session
+        return Heartbeat(
+            session.project,
+            session.session_id,
+            self.turn_id,
+            self.services.replica_id,
+            phase,
+            self.resumes.turn_id if self.resumes is not None and phase == "running" else None,
+            session.head.epoch,
+            parked,
+            self.services.settings.server.advertise_url,
+        )
+
+    def turn_row(
+        self, end: turn.End | None = None, result: dict[str, Any] | None = None, ended_at: int | None = None
+    ) -> TurnRow:
+        """The turn as it is stored."""
+        session = self.session
+        return TurnRow(
+            session.project,
+            session.session_id,
+            self.turn_id,
+            self.epoch,
+            self.services.replica_id,
+            self.prompt.prompt_id if self.prompt is not None else None,
+            self.started_ms,
+            self.resumes.turn_id if self.resumes is not None else None,
+            end.outcome.value if end is not None else None,
+            end.stop_reason if end is not None else None,
+            ended_at,
+            result,
+        )
+
+    def prompt_row(self, result: dict[str, Any] | None = None) -> PromptRow | None:
+        """Its prompt as it is stored."""
+        if self.prompt is None:
+            return None
+        return replace(self.session.prompt_row(self.prompt, result), turn_id=self.turn_id)
+
+    def environment(self, phase: str) -> None:
+        """Show how far the start is."""
+        elapsed = self.services.clock.monotonic() - self.times.begun
+        data = {"phase": phase, "start": self.start, "reason": self.reason, "elapsed_ms": round(elapsed * 1000, 3)}
+        self.journal.event(EventType.ENVIRONMENT, data)
+
+    def new_driver(self, live: LiveSeat, machine: turn.Turn) -> Driver:
+        """A driver of the agent's prompt that writes into this turn."""
+        services, tuning = self.services, self.services.settings.turn
+        return Driver(
+            live=live,
+            machine=machine,
+            journal=self.journal,
+            policy=self.effective.policy,
+            limits=self.effective.limits,
+            tuning=Tuning(tuning.settle_seconds, tuning.pause_quiet_ms / 1000),
+            clock=services.clock,
+            started_at=self.times.begun,
+            mint=lambda: services.ids.mint("int"),
+            save_question=self.session.save_question,
+        )

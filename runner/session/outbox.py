@@ -1,0 +1,184 @@
+"""What a session has shown or decided and the store does not have yet: one ordered way to durability (DESIGN 3.9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from runner.errors import RunnerError
+from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, Store
+from runner.tasks import Tasks
+
+log = logging.getLogger("runner.session")
+FLUSH_SECONDS: Final = 0.25
+RETRY_SECONDS: Final = 1.0
+FULL_BATCH: Final = 500
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows that are written in one transaction."""
+
+    records: list[RecordRow] = field(default_factory=list)
+    questions: dict[str, InteractionRow] = field(default_factory=dict)
+    prompts: dict[str, PromptRow] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.questions or self.prompts)
+
+    def before(self, newer: Batch) -> Batch:
+        """This batch with everything of a newer one behind it."""
+        return Batch(
+            [*self.records, *newer.records], {**self.questions, **newer.questions}, {**self.prompts, **newer.prompts}
+        )
+
+
+class Outbox:
+    """Rows on their way to the store.
+
+    Whoever writes rows of the session holds ``writing``: nobody then reads a past in which those rows are missing.
+    An ending that could not be written is owed: it goes first, and no newer turn is admitted before it.
+    """
+
+    def __init__(self, name: str, store: Store, tasks: Tasks) -> None:
+        self.writing = asyncio.Lock()
+        self._name = name
+        self._store = store
+        self._tasks = tasks
+        self._batch = Batch()
+        self._endings: list[Ending] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Task[None] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the store has everything."""
+        return not self._batch and not self._endings and not self.writing.locked()
+
+    @property
+    def owes_endings(self) -> bool:
+        """Whether a turn ended whose ending is not durable yet."""
+        return bool(self._endings)
+
+    @property
+    def owes_questions(self) -> bool:
+        """Whether the store does not know every question as it is now."""
+        return bool(self._batch.questions) or self.owes_endings
+
+    # -- what comes in -----------------------------------------------------------------------------------------------
+
+    def record(self, row: RecordRow) -> None:
+        """Queue a record; it is flushed soon, or with the ending of its turn."""
+        self._batch.records.append(row)
+        if len(self._batch.records) == FULL_BATCH:
+            self.flush_soon()
+        else:
+            self._arm(FLUSH_SECONDS)
+
+    def questions(self, rows: Sequence[InteractionRow]) -> None:
+        """Queue questions as they are now."""
+        self._batch.questions.update({row.interaction_id: row for row in rows})
+        self._arm(FLUSH_SECONDS)
+
+    def prompt(self, row: PromptRow) -> None:
+        """Queue a prompt as it is now."""
+        self._batch.prompts[row.prompt_id] = row
+        self._arm(FLUSH_SECONDS)
+
+    def owe(self, ending: Ending) -> None:
+        """Keep an ending that the store could not take."""
+        self._endings.append(ending)
+        self._arm(RETRY_SECONDS)
+
+    def take(self) -> Batch:
+        """Everything queued but endings; the caller now has to make it durable, or give it back."""
+        batch, self._batch = self._batch, Batch()
+        return batch
+
+    def give_back(self, batch: Batch) -> None:
+        """Queue a batch again, before what is newer."""
+        self._batch = batch.before(self._batch)
+        if self._batch:
+            self._arm(RETRY_SECONDS)
+
+    # -- what goes out -----------------------------------------------------------------------------------------------
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is None and self._flushing is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.flush_soon)
+
+    def flush_soon(self) -> None:
+        """Flush in the background; what fails is tried again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (self._batch or self._endings) and self._flushing is None:
+            self._flushing = self._tasks.spawn(f"flush {self._name}", self._in_background())
+
+    async def _in_background(self) -> None:
+        seconds = FLUSH_SECONDS
+        try:
+            await self.flush()
+        except RunnerError as error:
+            log.warning("records of %s are kept back: %s", self._name, error)
+            seconds = RETRY_SECONDS
+        finally:
+            self._flushing = None
+            if self._batch or self._endings:
+                self._arm(seconds)
+
+    async def flush(self) -> None:
+        """Make everything queued durable now.
+
+        Raises:
+            RunnerError: ``store_unavailable``; what could not be written stays queued.
+        """
+        async with self.writing:
+            while self._endings:
+                await self._write_ending(self._endings[0])
+                del self._endings[0]
+            if not self._batch:
+                return
+            batch = self.take()
+            try:
+                await self._append(batch)
+            except BaseException:
+                self.give_back(batch)
+                raise
+
+    async def _write_ending(self, ending: Ending) -> None:
+        try:
+            written = await self._store.end(ending)
+        except RunnerError as error:
+            if error.code != "internal":
+                raise
+            written = await self._store.end(replace(ending, records=()))
+            if written:
+                await self._one_by_one(ending.records)
+        if not written:
+            log.error("turn %s had already ended; its ending was dropped", ending.turn.turn_id)
+
+    async def _append(self, batch: Batch) -> None:
+        questions, prompts = list(batch.questions.values()), list(batch.prompts.values())
+        try:
+            await self._store.append(batch.records, questions, prompts)
+        except RunnerError as error:
+            if error.code != "internal":
+                raise
+            await self._store.append([], questions, prompts)
+            await self._one_by_one(batch.records)
+
+    async def _one_by_one(self, records: Sequence[RecordRow]) -> None:
+        """One row that the store refuses must not take its neighbours with it (cases G2, G8)."""
+        for row in records:
+            try:
+                await self._store.append([row])
+            except RunnerError as error:
+                if error.code != "internal":
+                    raise
+                log.error(
+                    "record %s (%s) of %s was refused and is lost: %s", row.record_id, row.type, self._name, error
+                )

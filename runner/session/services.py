@@ -1,0 +1,48 @@
+"""What every turn of a replica uses, and the answer that a resumed turn carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runner.clock import Clock
+from runner.config import Settings
+from runner.ids import Ids
+from runner.leases.heartbeat import Heartbeats
+from runner.pool.pool import Pool
+from runner.rules import permission
+from runner.rules.reuse import Windows
+from runner.session.provision import Provisioner
+from runner.store.port import InteractionRow, Store
+from runner.tasks import Tasks
+from runner.turn.live import LiveSeat
+
+if TYPE_CHECKING:
+    from runner.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every turn of this replica uses."""
+
+    replica_id: str
+    clock: Clock
+    ids: Ids
+    store: Store
+    beats: Heartbeats
+    pool: Pool[LiveSeat]
+    provisioner: Provisioner
+    settings: Settings
+    tasks: Tasks
+    windows: Mapping[str, Windows]
+    on_paused: Callable[[Session], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An answer that a resumed turn carries to its agent."""
+
+    row: InteractionRow
+    reply: permission.Reply
+    denied: bool
