@@ -11,6 +11,7 @@ import pytest
 from runner.acp.connection import AgentConnection, AgentError, Closed
 from runner.acp.transport import ExitInfo
 from runner.errors import RunnerError
+from runner.redaction import Redactor
 from tests.acp.bed import SESSION, Bed
 from tests.virtual_time import LoopClock
 
@@ -266,6 +267,16 @@ async def test_diagnostics_are_bounded_and_masked_also_at_a_cut(bed: Bed) -> Non
     assert len(found["noise_sample"]) == 10
     assert all(len(line) <= 300 for line in found["noise_sample"])
     assert "hunter" not in str(found)
+
+
+async def test_a_secret_longer_than_what_is_kept_of_a_line_is_not_shown_in_part(beds: Callable[..., Bed]) -> None:
+    """Case K2: a key of several thousand characters on a line of noise."""
+    key = "".join(f"{n:04d}-" for n in range(600))
+    bed = beds(redactor=Redactor([key]))
+    bed.agent.send_bytes(b"key: " + key.encode() + b"\n")
+    await asyncio.sleep(0)
+    assert bed.connection.diagnostics()["noise_sample"] == ["key: "]
+    assert bed.connection.last_words() == " Last output: key: "
 
 
 @pytest.mark.parametrize("cut", range(1, 14))

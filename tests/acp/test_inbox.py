@@ -318,6 +318,31 @@ async def test_a_full_inbox_stops_the_reading_and_half_of_it_starts_it_again(bed
     assert (taken, rounds) == (100, 10)
 
 
+async def test_a_little_unread_in_another_inbox_does_not_stop_the_reading(beds: Callable[..., Bed]) -> None:
+    """Reading goes on once every inbox is below half, not only when all are empty."""
+    frame, other = text_update("x" * 100), text_update("y" * 100, "s2")
+    size = len(line(frame)) - 1
+    bed = beds(inbox_bytes=10 * size)
+    inbox, full = bed.inbox(), bed.inbox("s2")
+    bed.agent.chunk_bytes = size + 1
+    bed.says(*[other] * 6, *[frame] * 20)
+    await asyncio.sleep(0.1)
+    assert (inbox.queued_bytes, full.queued_bytes) == (11 * size, 6 * size)
+    assert len(texts(inbox.drain())) == 11
+    await asyncio.sleep(0.1)
+    assert inbox.drain() == []
+    full.drain()
+    bed.agent.send(other, other)
+    await asyncio.sleep(0.1)
+    assert len(texts(inbox.drain())) == 9
+    assert full.queued_bytes == 2 * size
+    bed.says(*[frame] * 30)
+    await asyncio.sleep(0.1)
+    assert len(texts(inbox.drain())) == 11
+    await asyncio.sleep(0.1)
+    assert len(texts(inbox.drain())) == 11
+
+
 async def test_a_session_that_is_closed_does_not_stop_the_reading_for_ever(beds: Callable[..., Bed]) -> None:
     bed = beds(inbox_bytes=1000)
     bed.inbox()

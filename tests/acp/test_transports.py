@@ -145,3 +145,26 @@ async def test_close_without_a_listener_is_quiet(far: FarEnd) -> None:
     far.transport.close()
     with pytest.raises(ConnectionError):
         far.transport.send(b"{}\n")
+
+
+async def test_a_descendant_that_writes_as_fast_as_we_read_cannot_hold_the_end_back() -> None:
+    """What is read behind the exit is bounded by what the pipe could hold at that moment."""
+    far = PipeEnd()
+    try:
+        recorder = Recorder()
+        received = recorder.data_received
+
+        def flooded(data: bytes) -> None:
+            received(data)
+            if len(recorder.data) < 10 << 20:
+                far.write(b"z" * 4096)
+
+        recorder.data_received = flooded  # type: ignore[method-assign]
+        far.transport.connect(recorder)
+        far.write(b"z" * 4096)
+        far.transport.process_exited(ExitInfo(code=0))
+        assert recorder.exit == ExitInfo(code=0)
+        assert len(recorder.data) <= 1 << 20
+    finally:
+        far.transport.close()
+        far.end()
