@@ -64,8 +64,10 @@ class Pool(Generic[L]):
         self.unproven = 0
 
     def attach(self, live: L) -> None:
-        """A sandbox started for a booked seat."""
+        """A sandbox started for a booked seat; when the seat was destroyed meanwhile, it is torn down at once."""
         self._live[live.seat.seat_id] = live
+        if not self.book.holds(live.seat):
+            self._teardown(live.seat)
 
     def live(self, key: Key) -> L | None:
         """The session's live seat, whatever its state."""
@@ -82,13 +84,17 @@ class Pool(Generic[L]):
         seat = self.book.seats.get(key)
         return seat is not None and seat.state is SeatState.BUSY
 
-    async def make_room(self, cold: Cold) -> bool:
-        """Destroy whom the book removed and wait for the teardowns that the newcomer needs; False when one hangs."""
+    def clear(self, cold: Cold) -> None:
+        """Begin the teardowns of whom the book removed; idempotent. Call it in the same step as the checkout."""
         for goner in cold.goners:
             gone = self._live.get(goner.seat_id)
             self._teardown(goner)
             if gone is not None and goner.key != cold.seat.key:
                 self.on_removed(gone, "evicted")
+
+    async def make_room(self, cold: Cold) -> bool:
+        """Clear, then wait for the teardowns that the newcomer needs; False when one hangs."""
+        self.clear(cold)
         waits = {self._teardowns[seat_id] for seat_id in cold.waits if seat_id in self._teardowns}
         if not waits:
             return True
@@ -110,7 +116,11 @@ class Pool(Generic[L]):
             self.on_removed(live, "agent_exited")
 
     def destroy(self, seat: Seat, verdict: str) -> asyncio.Task[bool] | None:
-        """Take the seat out of the map, then tear its sandbox down in the background; None when it had none."""
+        """Take the seat out of the map, then tear its sandbox down in the background.
+
+        None when it has none: it is gone already, or its start is under way and ends in ``attach`` or ``discard``;
+        until then the seat counts.
+        """
         if self.book.holds(seat):
             self.book.remove(seat, verdict)
         return self._teardown(seat)
@@ -127,7 +137,6 @@ class Pool(Generic[L]):
             return known
         live = self._live.pop(seat.seat_id, None)
         if live is None:
-            self.book.torn(seat.seat_id)
             return None
         live.leave()
         task = self._tasks.spawn(f"teardown {seat.seat_id}", self._prove(seat.seat_id, live.sandbox))
@@ -136,7 +145,8 @@ class Pool(Generic[L]):
 
     async def teardowns_of(self, key: Key, seconds: float) -> bool:
         """Wait for the teardowns of one session; False when one is not proven in time."""
-        tasks = {self._teardowns[torn.seat_id] for torn in self.book.tearing.values() if torn.key == key}
+        torn = [seat.seat_id for seat in self.book.tearing.values() if seat.key == key]
+        tasks = {self._teardowns[seat_id] for seat_id in torn if seat_id in self._teardowns}
         if not tasks:
             return True
         _, pending = await asyncio.wait(tasks, timeout=seconds)
