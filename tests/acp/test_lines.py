@@ -17,11 +17,15 @@ def model(data: bytes, cap: int) -> list[bytes | Oversized]:
     ]
 
 
+CAPS = [0, 1, 5, END_BYTES, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, 2999]
 streams = st.lists(
-    st.integers(0, 3000).flatmap(lambda size: st.sampled_from([bytes(97 + n % 26 for n in range(size)), b"z" * size])),
+    (
+        st.sampled_from([size + near for size in CAPS for near in (-1, 0, 1) if size + near >= 0])
+        | st.integers(0, 3000)
+    ).flatmap(lambda size: st.sampled_from([bytes(97 + n % 26 for n in range(size)), b"z" * size])),
     max_size=6,
 ).map(b"\n".join)
-caps = st.sampled_from([0, 1, 5, END_BYTES, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, 2999, 3000])
+caps = st.sampled_from(CAPS)
 
 
 @settings(max_examples=300, deadline=None)
