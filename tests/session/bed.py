@@ -14,9 +14,9 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
-from runner.store.memory import MemoryStore
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 from tests.session.fake_agent import FakeAgent
+from tests.session.gates import SlowPlane, SlowStore
 from tests.virtual_time import LoopClock
 
 CALLER = Caller("p", frozenset({"dispatch", "read", "operate"}))
@@ -41,6 +41,7 @@ class FakeSandbox:
         self.agent = agent
         self.provider = provider
         self.story: list[str] = []
+        self.marks: set[str] = set()
         self.gone = asyncio.Event()
 
     @property
@@ -57,10 +58,13 @@ class FakeSandbox:
 
     def mark(self, turn_id: str) -> FakeMark:
         self.story.append(f"mark {turn_id}")
-        return FakeMark(None)
+        self.marks.add(turn_id)
+        return FakeMark(self.provider.mark_gate)
 
     async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
         self.story.append(f"kill {turn_id}")
+        if turn_id not in self.marks:
+            raise RunnerError("sandbox_lost", "the turn has no mark")
         survivors = self.provider.survivors
         return Reaped(1, (4242,) if survivors else ())
 
@@ -87,6 +91,7 @@ class FakeProvider:
     start_gate: asyncio.Event | None = None
     start_error: RunnerError | None = None
     destroy_gate: asyncio.Event | None = None
+    mark_gate: asyncio.Event | None = None
     survivors: bool = False
     unproven: int = 0
     sandboxes: list[FakeSandbox] = field(default_factory=list)
@@ -118,15 +123,16 @@ class FakeProvider:
 
 
 class CountingIds(Ids):
-    """Readable ids in order."""
+    """Readable ids in order; ``replica`` tells those of a second one apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: str = "") -> None:
         super().__init__()
+        self._replica = replica
         self._count = 0
 
     def mint(self, kind: str) -> str:
         self._count += 1
-        return f"{kind}_{self._count}"
+        return f"{kind}_{self._replica}{self._count}"
 
 
 class Bed:
@@ -140,18 +146,21 @@ class Bed:
         self.pool = replica.services.pool
 
     @classmethod
-    async def make(cls, *, settings: dict[str, Any] | None = None, store: Any = None, plane: Any = None) -> Bed:
+    async def make(
+        cls, *, settings: dict[str, Any] | None = None, store: Any = None, plane: Any = None, replica_id: str = "rep_1"
+    ) -> Bed:
+        """A replica over doubles that suspend like real ones; what an earlier one left in ``store`` is reconciled."""
         provider = FakeProvider()
-        store = store or MemoryStore()
+        store = SlowStore() if store is None else store
         replica = await build(
             Settings.model_validate(settings or {}),
             state_dir=Path("/nowhere"),
-            replica_id="rep_1",
+            replica_id=replica_id,
             store=store,
-            plane=plane,
+            plane=SlowPlane() if plane is None else plane,
             providers={"local": provider},
             clock=LoopClock(),
-            ids=CountingIds(),
+            ids=CountingIds("" if replica_id == "rep_1" else f"{replica_id}_"),
         )
         return cls(replica, provider, store)
 

@@ -180,7 +180,7 @@ async def test_beats_survive_an_outage() -> None:
 async def test_a_store_that_fails_admits_nothing(bed: Bed) -> None:
     admit = bed.store.admit
 
-    async def broken(admission):  # noqa: ANN001, ANN202
+    async def broken(admission):
         raise RunnerError("store_unavailable", "disk full")
 
     bed.store.admit = broken
@@ -190,7 +190,7 @@ async def test_a_store_that_fails_admits_nothing(bed: Bed) -> None:
     bed.store.admit = admit
     result = await bed.turn()
     assert result["ok"] is True
-    assert [event["cursor"] for event in await bed.history()][0] == "2.1"
+    assert next(event["cursor"] for event in await bed.history()) == "2.1"
 
 
 async def test_epochs_grow_and_cursors_are_contiguous(bed: Bed) -> None:

@@ -12,7 +12,7 @@ from tests.session.bed import CALLER, Bed, types
 pytestmark = pytest.mark.virtual_time
 
 
-async def paused(bed: Bed, *, questions: int = 1):  # noqa: ANN201
+async def paused(bed: Bed, *, questions: int = 1):
     """A paused turn: its handle, its agent, the open prompt's frame, the question's ids."""
     handle = await bed.dispatch(keep_on_disconnect=True)
     agent = await bed.agent()
@@ -62,7 +62,7 @@ async def test_an_answer_resumes_the_same_agent(bed: Bed) -> None:
 
 @pytest.mark.parametrize("how", [{"decision": "deny"}, {"option_id": "no"}])
 async def test_deny_is_a_reject_option_never_cancelled_case_f7(bed: Bed, how: dict) -> None:
-    handle, agent, frame, [question] = await paused(bed)
+    _handle, agent, frame, [question] = await paused(bed)
     await bed.answer(question, **how)
     assert (await agent.answered(0))["result"]["outcome"] == {"outcome": "selected", "optionId": "no"}
     agent.answer(frame)
@@ -121,7 +121,7 @@ async def test_stop_while_paused_is_a_turn_that_resumes_and_ends_cancelled(bed: 
 
 
 async def test_a_new_prompt_withdraws_the_question_case_a19(bed: Bed) -> None:
-    handle, agent, frame, [question] = await paused(bed)
+    handle, agent, frame, [_question] = await paused(bed)
     second = await bed.dispatch(prompt="never mind", keep_on_disconnect=True)
     assert second.refused is None
     await agent.heard("session/cancel")

@@ -13,7 +13,7 @@ from tests.session.fake_agent import text_frame, update_frame
 pytestmark = pytest.mark.virtual_time
 
 
-async def running(bed: Bed, prompt: str = "hello", **fields: object):  # noqa: ANN201
+async def running(bed: Bed, prompt: str = "hello", **fields: object):
     """A turn whose frame is with the agent."""
     handle = await bed.dispatch(prompt=prompt, keep_on_disconnect=True, **fields)
     agent = await bed.agent()
@@ -180,7 +180,7 @@ async def test_an_answer_processed_before_the_mark_wins_case_a15(bed: Bed) -> No
     handle, agent, frame = await running(bed)
     end = bed.store.end
 
-    async def gated(ending):  # noqa: ANN001, ANN202
+    async def gated(ending):
         await gate.wait()
         return await end(ending)
 
@@ -262,7 +262,7 @@ async def test_survivors_of_the_reap_destroy_the_sandbox(bed: Bed) -> None:
 
 
 async def test_kill_destroys_at_once_and_keeps_the_session(bed: Bed) -> None:
-    handle, agent, _ = await running(bed)
+    handle, _agent, _ = await running(bed)
     began = asyncio.get_running_loop().time()
     reply = await bed.sessions.kill(CALLER, "s")
     assert reply.body["outcome"] == "stopped"
