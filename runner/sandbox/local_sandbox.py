@@ -25,7 +25,6 @@ REPLY_SECONDS: Final = 0.25
 """How much longer than its own bound an init may take to say how a kill went."""
 LAST_SECONDS: Final = 1.0
 """How long an init that has done its work, or was killed, may take to be gone."""
-SHUTDOWN_SECONDS: Final = 20.0
 _STDERR_BYTES: Final = 4096
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 log = logging.getLogger("runner.sandbox")

@@ -121,7 +121,10 @@ class _Run:
         try:
             probe = _Probe(sandbox)
             await self._look(sandbox, probe)
-            await self._turn(sandbox, probe)
+            await probe.ask("helper")
+            await self._turn(sandbox, probe, "first turn")
+            await self._turn(sandbox, probe, "later turn")
+            await probe.ask("hostile")
         finally:
             await self._end(sandbox, probe)
 
@@ -145,22 +148,19 @@ class _Run:
         told = await probe.ask("write", path="written.txt", text="written")
         self.add("the workspace can be written", told["read"] == "written")
 
-    async def _turn(self, sandbox: Sandbox, probe: _Probe) -> None:
+    async def _turn(self, sandbox: Sandbox, probe: _Probe, turn: str) -> None:
+        await sandbox.mark(turn).set(STEP_SECONDS)
         before = (await probe.ask("look"))["pid"]
-        await probe.ask("helper")
-        await sandbox.mark("turn").set(STEP_SECONDS)
         pids = (await probe.ask("hostile"))["pids"]
-        reaped = await sandbox.kill_turn("turn", KILL_SECONDS)
+        reaped = await sandbox.kill_turn(turn, KILL_SECONDS)
         enough = reaped.killed >= len(pids) and not reaped.survivors
-        self.add("a turn's processes are killed", enough, f"{reaped.killed} killed, survivors {reaped.survivors}")
+        self.add(f"{turn}: its processes are killed", enough, f"{reaped.killed}, survivors {reaped.survivors}")
         left = (await probe.ask("alive", pids=pids))["left"]
-        self.add("none of them is left", len(pids) == 5 and not left, f"{len(pids)} started, left: {left}")
+        self.add(f"{turn}: none is left", len(pids) == 5 and not left, f"{len(pids)} started, left: {left}")
         pong = (await probe.ask("ping"))["answer"]
-        self.add("the agent's helper lives", pong == "pong", pong)
+        self.add(f"{turn}: the agent's helper lives", pong == "pong", pong)
         after = (await probe.ask("look"))["pid"]
-        self.add("the agent lives", before == after, f"pid {before}, then {after}")
-        await sandbox.mark("next").set(STEP_SECONDS)
-        await probe.ask("hostile")
+        self.add(f"{turn}: the agent lives", before == after, f"pid {before}, then {after}")
 
     async def _end(self, sandbox: Sandbox, probe: _Probe) -> None:
         gone = await sandbox.destroy(0.2, 5.0)

@@ -70,17 +70,25 @@ async def test_home_and_tmp_are_private_to_the_session(provider: LocalProvider) 
     assert list(b.home.iterdir()) == []
 
 
+async def next_tick() -> None:
+    now = local_sandbox.boot_ticks()
+    await until(lambda: local_sandbox.boot_ticks() > now, "the next clock tick")
+
+
+@pytest.mark.parametrize("turn", [1, 2])
 @pytest.mark.parametrize("kind", ["plain", "setsid", "nohup", "daemon", "pair", "loop", "deaf", "stopped"])
-async def test_a_turn_s_hostile_children_die_and_the_agent_stays(provider: LocalProvider, kind: str) -> None:
+async def test_a_turn_s_hostile_children_die_and_the_agent_stays(provider: LocalProvider, kind: str, turn: int) -> None:
+    """Also of a later turn, which is told from the agent's helpers by the clock and not by a list."""
     sandbox = await provider.start(spec())
     talk = Talk(sandbox)
     assert (await talk.line()).startswith("ready")
     pong = await talk.say("helper")
     before = set(bed.carriers(sandbox.marker.partition(":")[0]))
-    mark = sandbox.mark("turn_1")
-    await mark.set(SECONDS)
+    for n in range(turn):
+        await sandbox.mark(f"turn_{n}").set(SECONDS)
+        await next_tick()
     await talk.say(kind)
-    reaped = await sandbox.kill_turn("turn_1", 2.0)
+    reaped = await sandbox.kill_turn(f"turn_{turn - 1}", 2.0)
     assert reaped.survivors == ()
     assert set(bed.carriers(sandbox.marker.partition(":")[0])) == before
     assert await talk.say("ping") == pong

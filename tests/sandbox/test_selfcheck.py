@@ -41,7 +41,7 @@ async def test_a_kill_that_kills_nobody_fails_it(provider: LocalProvider, monkey
         return Reaped(5)
 
     monkeypatch.setattr(LocalSandbox, "kill_turn", lie)
-    assert await failed(provider) == {"none of them is left"}
+    assert await failed(provider) == {"first turn: none is left", "later turn: none is left"}
 
 
 async def test_a_teardown_that_is_only_claimed_fails_it(
