@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 READ_BYTES: Final = 256 * 1024
+LARGE_TIMES: Final = 3
 
 
 class LogEnded(Exception):
@@ -33,7 +34,8 @@ class SessionLog:
 
     Args:
         ring_bytes: how much is kept for readers who come later.
-        buffer_bytes: how much is kept for the slowest reader before it is cut; at least ``ring_bytes``.
+        buffer_bytes: how much is kept for the slowest reader before it is cut; at least ``ring_bytes``, and more
+            while a single event is so large that a reader of any pace would be cut by it (case E1).
     """
 
     def __init__(self, ring_bytes: int, buffer_bytes: int) -> None:
@@ -42,6 +44,7 @@ class SessionLog:
         self._chunks: deque[Chunk] = deque()
         self._base = 0
         self._bytes = 0
+        self._large: deque[int] = deque()
         self._readers: set[LogReader] = set()
         self._dropped = False
 
@@ -49,6 +52,8 @@ class SessionLog:
         """Add events and wake whoever waits for them."""
         self._chunks.append(chunk)
         self._bytes += len(chunk.lines)
+        if self._is_large(chunk):
+            self._large.append(len(chunk.lines))
         if self._bytes > self._ring_bytes:
             self._trim()
         for reader in self._readers:
@@ -59,11 +64,21 @@ class SessionLog:
         places = (reader.position for reader in self._readers if reader.position >= self._base)
         needed = min(places, default=self.end)
         while self._bytes > self._ring_bytes and len(self._chunks) > 1:
-            if self._base >= needed and self._bytes <= self._buffer_bytes:
+            if self._base >= needed and self._bytes <= self._allowed():
                 break
-            self._bytes -= len(self._chunks.popleft().lines)
+            chunk = self._chunks.popleft()
+            self._bytes -= len(chunk.lines)
+            if self._is_large(chunk):
+                self._large.popleft()
             self._base += 1
             self._dropped = True
+
+    def _is_large(self, chunk: Chunk) -> bool:
+        return len(chunk.lines) * LARGE_TIMES > self._buffer_bytes
+
+    def _allowed(self) -> int:
+        """What the slowest reader may have unread: a large text is there as a frame, as its record, and has an end."""
+        return max(self._buffer_bytes, LARGE_TIMES * max(self._large, default=0))
 
     def shrink(self) -> None:
         """Drop the ring of a session that nobody reads, when its memory is wanted elsewhere."""
@@ -71,6 +86,7 @@ class SessionLog:
             self._base += len(self._chunks)
             self._dropped = self._dropped or bool(self._chunks)
             self._chunks.clear()
+            self._large.clear()
             self._bytes = 0
 
     @property
