@@ -9,10 +9,11 @@ from runner.errors import RunnerError, turn_in_use
 from runner.rules import turn as rules
 from runner.rules.pool import Cold, Full, Hit
 from runner.rules.reuse import reuse_verdict
+from runner.session import chain
 from runner.session.context import TurnContext
 from runner.session.prompts import Prompt
 from runner.session.session import Paused
-from runner.terms import EventType, PromptState, StopReason, TurnPhase
+from runner.terms import PromptState, StopReason, TurnPhase
 from runner.turn.driver import Driver
 from runner.turn.live import LiveSeat
 
@@ -87,12 +88,8 @@ class Seating:
     def _end_withdrawn(self, prompt: Prompt | None) -> None:
         if prompt is None:
             return
-        prompt.state = PromptState.ABORTED
-        data = {"prompt_id": prompt.prompt_id, "state": prompt.state.value}
         session = self._turn.session
-        session.journal(None, prompt.prompt_id).event(EventType.PROMPT_ENDED, data)
-        result = prompt.result.result() if prompt.result.done() else None
-        self._turn.others.append(session.prompt_row(prompt, result))
+        chain.end_prompt(session, session.journal(None, prompt.prompt_id), prompt, PromptState.ABORTED)
 
     def _facets(self) -> dict[str, str]:
         session, effective = self._turn.session, self._turn.effective
@@ -130,12 +127,16 @@ class Seating:
         turn = self._turn
         turn.start, turn.reason = "cold", cold.reason
         turn.context_lost = bool(turn.session.agent_state.get("has_context"))
+        turn.services.pool.clear(cold)
         turn.environment("starting")
         self._starting = turn.services.tasks.spawn(f"start {turn.turn_id}", self._cold(cold))
         try:
             live = await self._starting
         finally:
             self._starting = None
+            if turn.live is None:
+                # A task that is cancelled before its first step runs none of its own clean-up.
+                turn.services.pool.discard(cold.seat, "start_given_up")
         if isinstance(live, RunnerError):
             raise live
         return live

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from runner.leases.memory import MemoryLeasePlane
 from runner.rules.lease import FREE
 from runner.store.memory import MemoryStore
 from tests.session.bed import Bed
 from tests.session.fake_agent import permission_frame, text_frame, update_frame
+from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 
@@ -94,7 +96,8 @@ class SlowStore(MemoryStore):
 
 
 async def test_an_agent_that_exits_while_its_ending_is_written_leaves_no_lease_case_l3():
-    bed = await Bed.make(store=SlowStore())
+    plane = MemoryLeasePlane(LoopClock(), 20)
+    bed = await Bed.make(store=SlowStore(), plane=plane)
     handle, agent, frame = await prompted(bed)
     agent.send(text_frame("ok"), answer(frame))
     await asyncio.sleep(0.5)
@@ -102,7 +105,33 @@ async def test_an_agent_that_exits_while_its_ending_is_written_leaves_no_lease_c
     assert (await handle.result())["outcome"] == "completed"
     await asyncio.sleep(1)
     assert bed.provider.alive == set()
-    lease = bed.replica.plane.lease("p", "s")
+    lease = plane.lease("p", "s")
     assert (lease.owner, lease.alive, lease.running) == (FREE.owner, FREE.alive, FREE.running)
     assert (await bed.turn(agents=2))["reason"] == "agent_exited"
     await bed.close()
+
+
+async def test_a_stop_before_the_first_step_of_a_start_leaves_the_seat_free_case_a12(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+):
+    """A task that is cancelled before its first step runs none of its own clean-up."""
+    await bed.turn()
+    tasks, spawn = bed.replica.services.tasks, bed.replica.services.tasks.spawn
+
+    def spawn_behind_a_stop(name, work):
+        if name.startswith("start "):
+            stop = bed.cancel()
+            asyncio.get_running_loop().call_soon(drive, stop)
+        return spawn(name, work)
+
+    def drive(coroutine):
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+    monkeypatch.setattr(tasks, "spawn", spawn_behind_a_stop)
+    handle = await bed.dispatch(env={"A": "changed"}, keep_on_disconnect=True)
+    assert (await handle.result())["outcome"] == "cancelled"
+    await asyncio.sleep(1)
+    assert (bed.pool.book.taken, len(bed.provider.sandboxes)) == (0, 1)
+    monkeypatch.undo()
+    assert (await bed.turn(agents=2))["start"] == "cold"
