@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,12 @@ class Limits:
     first_update_seconds: float | None = 120
     tool_call_seconds: float | None = 1800
     quiet_seconds: float | None = 300
+
+    @property
+    def shortest(self) -> float:
+        """No limit that begins at a moment ends earlier than this many seconds later; infinite when all are off."""
+        moving = (self.idle_seconds, self.first_update_seconds, self.tool_call_seconds, self.quiet_seconds)
+        return min((seconds for seconds in moving if seconds is not None), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,8 @@ class InteractionRow:
     answer: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRow:
-    """One durable item of history; ``data`` is JSON text ready to be sent."""
+class RecordRow(NamedTuple):
+    """One durable item of history; ``data`` is JSON text ready to be sent. A tuple, for it is made for every event."""
 
     project: str
     session_id: str

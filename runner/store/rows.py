@@ -136,19 +136,8 @@ def interaction_row(columns: Parameters) -> InteractionRow:
 
 
 def record_parameters(row: RecordRow) -> Parameters:
-    """Parameters of ``insert_record``."""
-    return (
-        row.project,
-        row.session_id,
-        row.record_id,
-        row.turn_id,
-        row.prompt_id,
-        row.epoch,
-        row.n,
-        row.type,
-        row.data,
-        row.at,
-    )
+    """Parameters of ``insert_record``: the row is the tuple."""
+    return row
 
 
 def record_row(columns: Parameters) -> RecordRow:

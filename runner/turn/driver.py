@@ -82,6 +82,9 @@ class Driver:
         self._timers: dict[str, float] = {}
         self._end: rules.End | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._rang = True
+        self._shortest = limits.shortest
         self._last_item = clock.monotonic()
         self._blocks: list[dict[str, Any]] = []
         self._before_frame: Callable[[], None] = lambda: None
@@ -123,6 +126,8 @@ class Driver:
             return await self._loop()
         finally:
             self.live.inbox.on_items = None
+            if self._alarm is not None:
+                self._alarm.cancel()
 
     async def _loop(self) -> rules.End:
         items: deque[Item] = deque(self.live.held)
@@ -141,7 +146,7 @@ class Driver:
                 self._last_item = self._clock.monotonic()
                 await self._item(items.popleft())
                 continue
-            if not self._due():
+            if not (self._rang and self._due()):
                 await self._wait()
 
     def _wake(self) -> None:
@@ -151,14 +156,29 @@ class Driver:
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        at = self._next_due()
-        timer = loop.call_at(at, self._wake) if at is not None else None
+        self._rang = False
+        self._arm(loop)
         try:
             await self._waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ring at the next deadline at the latest; a limit that starts now cannot end before the shortest one."""
+        alarm = self._alarm.when() if self._alarm is not None else None
+        plain = self.machine.phase is TurnPhase.PROMPTING and not self.questions and not self._timers
+        if plain and alarm is not None and alarm <= self._clock.monotonic() + self._shortest:
+            return
+        at = self._next_due()
+        if at is None or (alarm is not None and alarm <= at):
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._rang = None, True
+        self._wake()
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
