@@ -15,6 +15,7 @@ from runner.tasks import Tasks
 from runner.terms import SeatState
 
 log = logging.getLogger("runner.pool")
+GRACE_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 5.0
 TEARDOWN_WAIT_SECONDS: Final = 15.0
 
@@ -111,9 +112,13 @@ class Pool(Generic[L]):
     def agent_exited(self, live: L) -> None:
         """The agent of a parked seat exited (case L3)."""
         live.exited = True
+        self.dismiss(live, "agent_exited")
+
+    def dismiss(self, live: L, verdict: str) -> None:
+        """Destroy a parked seat and tell its session."""
         if self.book.holds(live.seat):
-            self.destroy(live.seat, "agent_exited")
-            self.on_removed(live, "agent_exited")
+            self.destroy(live.seat, verdict)
+            self.on_removed(live, verdict)
 
     def destroy(self, seat: Seat, verdict: str) -> asyncio.Task[bool] | None:
         """Take the seat out of the map, then tear its sandbox down in the background.
@@ -126,10 +131,15 @@ class Pool(Generic[L]):
         return self._teardown(seat)
 
     def discard(self, seat: Seat, verdict: str) -> None:
-        """A booked seat never got a sandbox."""
+        """A booked seat will not be used; what was started for it, if anything, counts until it is proven gone."""
+        if self.destroy(seat, verdict) is None:
+            self.book.torn(seat.seat_id)
+
+    def abandon(self, seat: Seat, sandbox: Sandbox, verdict: str) -> asyncio.Task[bool]:
+        """A start failed behind the creation of its sandbox: tear it down like any other."""
         if self.book.holds(seat):
             self.book.remove(seat, verdict)
-        self.book.torn(seat.seat_id)
+        return self._prove_later(seat.seat_id, sandbox, grace_seconds=0.0)
 
     def _teardown(self, seat: Seat) -> asyncio.Task[bool] | None:
         known = self._teardowns.get(seat.seat_id)
@@ -139,8 +149,11 @@ class Pool(Generic[L]):
         if live is None:
             return None
         live.leave()
-        task = self._tasks.spawn(f"teardown {seat.seat_id}", self._prove(seat.seat_id, live.sandbox))
-        self._teardowns[seat.seat_id] = task
+        return self._prove_later(seat.seat_id, live.sandbox, GRACE_SECONDS)
+
+    def _prove_later(self, seat_id: str, sandbox: Sandbox, grace_seconds: float) -> asyncio.Task[bool]:
+        task = self._tasks.spawn(f"teardown {seat_id}", self._prove(seat_id, sandbox, grace_seconds))
+        self._teardowns[seat_id] = task
         return task
 
     async def teardowns_of(self, key: Key, seconds: float) -> bool:
@@ -152,10 +165,10 @@ class Pool(Generic[L]):
         _, pending = await asyncio.wait(tasks, timeout=seconds)
         return not pending
 
-    async def _prove(self, seat_id: str, sandbox: Sandbox) -> bool:
+    async def _prove(self, seat_id: str, sandbox: Sandbox, grace_seconds: float) -> bool:
         try:
             while True:
-                gone = await self._destroyed(sandbox)
+                gone = await self._destroyed(sandbox, grace_seconds)
                 if gone.proven:
                     self.book.torn(seat_id)
                     return True
@@ -166,9 +179,9 @@ class Pool(Generic[L]):
             self._teardowns.pop(seat_id, None)
 
     @staticmethod
-    async def _destroyed(sandbox: Sandbox) -> Gone:
+    async def _destroyed(sandbox: Sandbox, grace_seconds: float) -> Gone:
         try:
-            return await sandbox.destroy()
+            return await sandbox.destroy(grace_seconds)
         except Exception:
             log.exception("a teardown failed")
             return Gone(False, "error")

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.leases.port import BeatAnswer
-from runner.redaction import Redactor
 from runner.rules import admission
 from runner.session.context import TurnContext
+from runner.session.outbox import Batch
 from runner.store.port import Admission
 from runner.terms import EventType
 
@@ -52,23 +52,38 @@ def _mark_early(turn: TurnContext) -> None:
 
 
 async def _make_durable(turn: TurnContext, answer: BeatAnswer) -> bool:
-    session, head = turn.session, turn.session.head
-    await session.settled_outbox()
+    session = turn.session
+    if session.outbox.owes_endings:
+        await session.outbox.flush()
+    session.learn_secrets(turn.effective.secrets.values())
+    turn.journal.redactor = session.redactor
+    async with session.outbox.writing:
+        return await _insert(turn, answer)
+
+
+async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
+    session, outbox, head = turn.session, turn.session.outbox, turn.session.head
+    if session.paused is not None:
+        # Until this turn is admitted or not, nobody else may write: the agent's words wait in its inbox.
+        session.paused.live.inbox.on_items = None
     before, busy_before = (head.epoch, head.n), session.busy
-    earlier = session.take_records()
+    earlier = outbox.take()
     head.epoch, head.n, turn.epoch = answer.epoch, 0, answer.epoch
     turn.journal.hold()
     _announce(turn)
-    records = [*earlier, *session.take_records()]
+    records = [*earlier.records, *outbox.take().records]
     row = replace(session.row(turn.services.clock.now_ms()), config=turn.effective.config)
+    admission = Admission(row, turn.turn_row(), turn.prompt_row(), list(earlier.questions.values()), records)
     stored = False
     try:
-        stored = await turn.services.store.admit(Admission(row, turn.turn_row(), turn.prompt_row(), (), records))
+        stored = await turn.services.store.admit(admission)
     finally:
-        if not stored:
+        if stored:
+            outbox.give_back(Batch(prompts=earlier.prompts))
+        else:
             head.epoch, head.n = before
             session.busy = busy_before
-            session.give_back(earlier)
+            outbox.give_back(earlier)
             turn.journal.discard()
     return stored
 
@@ -91,8 +106,6 @@ def _accept(turn: TurnContext) -> None:
     session, prompt = turn.session, turn.prompt
     if turn.effective is not session.effective:
         session.effective = turn.effective
-        session.redactor = Redactor(value for value in turn.effective.secrets.values() if value)
-        turn.journal.redactor = session.redactor
     if prompt is not None:
         prompt.turn_id = turn.turn_id
         prompt.turn_ids.append(turn.turn_id)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from runner.errors import RunnerError
 from runner.leases.port import Phase
 from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
@@ -59,6 +58,8 @@ def _holds_seat(turn: TurnContext) -> bool:
 def _seat_after(turn: TurnContext, end: End) -> Parked | Destroyed | None:
     if turn.live is None:
         return None
+    if turn.unsure:
+        return Destroyed("not_settled")
     grace = turn.services.settings.server.reader_grace_seconds
     there = turn.session.presence.there(turn.services.clock.monotonic(), grace)
     kept = there or (turn.prompt is not None and turn.prompt.keep)
@@ -81,30 +82,41 @@ def _place_seat(turn: TurnContext, end: End, seat: Parked | Destroyed | None) ->
 
 
 async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
-    session, services = turn.session, turn.services
+    session = turn.session
     turn.journal.close_block()
     if turn.machine.frame_sent:
         session.agent_state["has_context"] = True
-    if turn.driver is not None and turn.driver.usage:
-        session.usage.update(turn.driver.usage)
-    result = result_of(turn, end, services.clock.monotonic())
-    await session.settled_outbox()
-    turn.journal.hold()
-    _last_events(turn, end)
-    now_ms = session.updated_at = services.clock.now_ms()
-    records = session.take_records()
-    row, prompt = session.row(now_ms), turn.prompt_row(result)
-    written = await _write(
-        turn, Ending(row, turn.turn_row(end, result, now_ms), prompt, turn.closed, records, turn.others)
-    )
+    result = result_of(turn, end, turn.services.clock.monotonic())
+    session.usage.update(result["usage"])
+    async with session.outbox.writing:
+        turn.journal.hold()
+        _last_events(turn, end)
+        ending = _ending(turn, end, result)
+        written = await _write(turn, ending)
     if written is False:
         log.error("turn %s had already ended; its ending was dropped", turn.turn_id)
         turn.journal.discard()
         return result
     if written is None:
-        session.give_back(records)
+        session.outbox.owe(ending)
     turn.journal.release()
     return result
+
+
+def _ending(turn: TurnContext, end: End, result: dict[str, Any]) -> Ending:
+    """The turn's last entry, with everything of its session that is not durable yet."""
+    session = turn.session
+    now_ms = session.updated_at = turn.services.clock.now_ms()
+    batch = session.outbox.take()
+    questions = batch.questions | {row.interaction_id: row for row in turn.closed}
+    return Ending(
+        session.row(now_ms),
+        turn.turn_row(end, result, now_ms),
+        turn.prompt_row(result),
+        list(questions.values()),
+        batch.records,
+        list(batch.prompts.values()),
+    )
 
 
 async def _write(turn: TurnContext, ending: Ending) -> bool | None:
@@ -112,7 +124,7 @@ async def _write(turn: TurnContext, ending: Ending) -> bool | None:
     for attempt in range(1, END_TRIES + 1):
         try:
             return await turn.services.store.end(ending)
-        except RunnerError as error:
+        except Exception as error:
             log.error("the ending of turn %s is not durable: %s", turn.turn_id, error)
             if attempt < END_TRIES:
                 await asyncio.sleep(END_RETRY_SECONDS)

@@ -12,10 +12,11 @@ from runner.session.port import Reply
 from runner.session.run import TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.terms import CommandOutcome, Outcome, SeatState, SessionState, StopReason
+from runner.terms import CommandOutcome, Outcome, SessionState, StopReason
 from runner.wire.models import CancelRequest
 
 KILL_SECONDS: Final = 10.0
+PAUSING_SECONDS: Final = 5.0
 KEPT_COMMANDS: Final = 64
 
 Start = Callable[[Session, TurnRun], None]
@@ -45,6 +46,9 @@ class Commands:
         known = session.stops.get(key) if key is not None else None
         if known is None:
             await self._check_expected(session, request.expected_execution_id)
+            await self._paused(session)
+            known = session.stops.get(key) if key is not None else None
+        if known is None:
             known = self._apply(session, StopReason.CANCEL)
             if key is not None:
                 session.stops[key] = known
@@ -54,12 +58,13 @@ class Commands:
 
     async def kill(self, session: Session, reason: StopReason) -> Reply:
         """Cancel everything and destroy the seat; waits, bounded, until that is done."""
+        await self._paused(session)
         command = self._apply(session, reason)
         reply = await self._reply(session, command, KILL_SECONDS)
         pool = self._services.pool
-        seat = pool.book.seats.get(session.key)
-        if seat is not None and seat.state is SeatState.IDLE:
-            pool.destroy(seat, reason.value)
+        live = pool.live(session.key)
+        if live is not None and not session.taken:
+            pool.dismiss(live, reason.value)
         await pool.teardowns_of(session.key, KILL_SECONDS)
         return reply
 
@@ -81,35 +86,38 @@ class Commands:
             current_execution_id=current,
         )
 
+    @staticmethod
+    async def _paused(session: Session) -> None:
+        """A turn that is ending as paused can only be stopped once its chain can be resumed."""
+        if session.current is not None and session.current.pausing:
+            await asyncio.wait({session.current.ended}, timeout=PAUSING_SECONDS)
+
     def _apply(self, session: Session, reason: StopReason) -> dict[str, Any]:
         """Mark without waiting; the command as it is remembered."""
-        command: dict[str, Any] = {"command_id": self._services.ids.mint("cmd"), "run": None}
         if session.current is not None:
             runs = [session.current]
         elif session.paused is not None:
-            runs = [self._stop_paused(session)]
+            runs = [self._resumed(session)]
         else:
             runs = list(session.starting.values())
         stopped = [run for run in runs if run.stop(reason)]
-        if session.current is None and session.paused is not None and stopped:
-            self._start(session, stopped[0])
-        command["run"] = stopped[0] if stopped else None
-        return command
+        return {"command_id": self._services.ids.mint("cmd"), "run": stopped[0] if stopped else None}
 
-    def _stop_paused(self, session: Session) -> TurnRun:
-        """The turn that resumes a paused chain in order to end it (DESIGN 3.2)."""
-        waiting = next((run for run in session.starting.values() if run.machine.resumes), None)
-        if waiting is not None:
-            return waiting
-        assert session.paused is not None
-        return TurnRun(
-            self._services,
-            session,
-            turn_id=self._services.ids.mint("turn"),
-            prompt=session.paused.prompt,
-            effective=session.effective,
-            resumes=session.paused,
-        )
+    def _resumed(self, session: Session) -> TurnRun:
+        """The turn that resumes a paused chain in order to end it (DESIGN 3.2), or one that resumes it already."""
+        run = next((run for run in session.starting.values() if run.machine.resumes), None)
+        if run is None:
+            assert session.paused is not None
+            run = TurnRun(
+                self._services,
+                session,
+                turn_id=self._services.ids.mint("turn"),
+                prompt=session.paused.prompt,
+                effective=session.effective,
+                resumes=session.paused,
+            )
+            self._start(session, run)
+        return run
 
     async def _reply(self, session: Session, command: dict[str, Any], wait_seconds: float) -> Reply:
         run: TurnRun | None = command["run"]

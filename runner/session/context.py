@@ -28,8 +28,8 @@ class TurnContext:
         resumes: the paused chain that it goes on with.
         start, reason: how it got its agent, and why it was cold.
         live: the seat it holds.
+        unsure: its settings were given up half-way: what is in force in the agent is not known.
         closed: interactions that got their last status before its driver ran.
-        others: prompts of other turns that end with this one.
     """
 
     services: Services
@@ -47,9 +47,9 @@ class TurnContext:
     reason: str = "miss"
     context_lost: bool = False
     live: LiveSeat | None = None
+    unsure: bool = False
     driver: Driver | None = None
     closed: list[InteractionRow] = field(default_factory=list)
-    others: list[PromptRow] = field(default_factory=list)
 
     def beat(self, phase: Phase, *, parked: bool = False) -> Heartbeat:
         """A heartbeat of this turn."""
@@ -98,13 +98,13 @@ class TurnContext:
         data = {"phase": phase, "start": self.start, "reason": self.reason, "elapsed_ms": round(elapsed * 1000, 3)}
         self.journal.event(EventType.ENVIRONMENT, data)
 
-    def new_driver(self, live: LiveSeat, machine: turn.Turn) -> Driver:
-        """A driver of the agent's prompt that writes into this turn."""
+    def new_driver(self, live: LiveSeat, machine: turn.Turn, journal: Journal | None = None) -> Driver:
+        """A driver of the agent's prompt that writes into this turn, or with another pen."""
         services, tuning = self.services, self.services.settings.turn
         return Driver(
             live=live,
             machine=machine,
-            journal=self.journal,
+            journal=journal or self.journal,
             policy=self.effective.policy,
             limits=self.effective.limits,
             tuning=Tuning(tuning.settle_seconds, tuning.pause_quiet_ms / 1000),

@@ -32,6 +32,7 @@ from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 log = logging.getLogger("runner.session")
 REMOVE_SECONDS: Final = 20.0
 MAX_LIMIT: Final = 1000
+RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 
 class Coordinator:
@@ -43,7 +44,7 @@ class Coordinator:
         self._facts = facts
         self._chains = PausedChains(services, self._start)
         self._commands = Commands(services, self._start)
-        self._runs: dict[str, tuple[Session, TurnRun]] = {}
+        self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
         self.draining = False
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -54,11 +55,11 @@ class Coordinator:
 
     def _start(self, session: Session, run: TurnRun) -> None:
         """Give a turn its own supervisor task; it belongs to no request."""
-        self._runs[run.turn_id] = (session, run)
         key = run.prompt.prompt_id if run.prompt is not None else run.turn_id
         session.starting[key] = run
         run.admitted.add_done_callback(lambda _: session.starting.pop(key, None))
         task = self._services.tasks.spawn(f"turn {run.turn_id}", run.run())
+        self._runs[run.turn_id] = (run, task)
         task.add_done_callback(lambda _: self._turn_over(session, run))
 
     def _turn_over(self, session: Session, run: TurnRun) -> None:
@@ -66,19 +67,23 @@ class Coordinator:
         if not run.admitted.done():
             run.admitted.set_exception(RunnerError("internal", "The runner stopped before the turn was admitted."))
             run.admitted.exception()
+        if not session.taken:
+            self._chains.watch(session)
         self._registry.forget(session)
 
     async def dispatch(
         self, caller: Caller, session_id: str, request: DispatchRequest, *, keep_on_disconnect: bool = False
     ) -> PromptHandle:
         """See ``session.port.Sessions.dispatch``."""
-        session = await self._registry.open(self._key(caller, session_id))
+        key = self._key(caller, session_id)
         blocks = request.blocks()
         digest = content_digest(blocks)
+        session = await self._registry.open(key)
         if request.prompt_id is not None:
             known = await self._known(session, request.prompt_id, digest)
             if known is not None:
                 return known
+            session = self._registry.again(session)
         try:
             if not self.has_capacity():
                 raise self.at_capacity()
@@ -135,7 +140,7 @@ class Coordinator:
         if row is None:
             return None
         admission.known_prompt(row.digest, digest)
-        await session.flush()
+        await session.outbox.flush()
         parts = await prompt_events(self._services.store, session, prompt_id)
         result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
         return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)
@@ -172,15 +177,24 @@ class Coordinator:
     async def delete(self, caller: Caller, session_id: str) -> Reply:
         """See ``session.port.Sessions.delete``."""
         session = await self._registry.existing(self._key(caller, session_id))
+        return await asyncio.shield(self._services.tasks.spawn(f"delete {session_id}", self._delete(session)))
+
+    async def _delete(self, session: Session) -> Reply:
+        """Refuse newcomers, kill, remove. What fails can be tried again: the session has not ended then."""
         now = self._services.clock.now_ms()
         session.ended_at = now
-        await self._commands.kill(session, StopReason.DELETE)
-        await session.flush()
-        await self._services.store.save_session(session.row(now))
-        await self._services.store.delete_session_content(session.project, session.session_id)
-        for provider in self._services.provisioner.providers.values():
-            await provider.remove(session.project, session.session_id)
+        try:
+            await self._commands.kill(session, StopReason.DELETE)
+            await session.outbox.flush()
+            await self._services.store.save_session(session.row(now))
+            await self._services.store.delete_session_content(session.project, session.session_id)
+            for provider in self._services.provisioner.providers.values():
+                await provider.remove(session.project, session.session_id)
+        except BaseException:
+            session.ended_at = None
+            raise
         self._services.pool.book.forget(session.key)
+        session.log.wake()
         return Reply(200, {"session_id": session.session_id, "state": session.state.value})
 
     async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:
@@ -216,7 +230,7 @@ class Coordinator:
         """See ``session.port.Sessions.records``."""
         session = await self._registry.existing(self._key(caller, session_id))
         cursor = cursor_of(after)
-        await session.flush()
+        await session.outbox.flush()
         rows = await self._services.store.records(session.project, session.session_id, cursor, limit + 1)
         items = [record_view(row) for row in rows[:limit]]
         return {"items": items, "next_cursor": items[-1]["cursor"] if len(rows) > limit else None}
@@ -279,34 +293,35 @@ class Coordinator:
             self._services.tasks.spawn(f"release {session.session_id}", self._services.beats.end(beat))
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
-        """A later beat was answered "not current": that is a cancel (DESIGN 3.1.7)."""
+        """A later beat was answered "not current": a cancel for its turn, the end of a parked seat (DESIGN 3.1.7)."""
         entry = self._runs.get(turn_id)
         if entry is not None:
             owner = f" by {answer.owner}" if answer.owner else ""
-            entry[1].stop(StopReason.LEASE_LOST, RunnerError("superseded", f"The session was taken over{owner}."))
+            entry[0].stop(StopReason.LEASE_LOST, RunnerError("superseded", f"The session was taken over{owner}."))
+            return
+        for session in self._registry.all():
+            live = self._services.pool.live(session.key)
+            if live is not None and not session.taken and live.seat.turn_id == turn_id:
+                self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
 
     async def drain(self, seconds: float) -> None:
         """Stop admitting, let turns finish for ``seconds``, then settle the rest (case M4)."""
-        self.draining = True
+        self.draining = self._chains.frozen = True
         await self._wait_for_runs(seconds)
-        for _, run in list(self._runs.values()):
-            run.stop(StopReason.DRAIN)
+        for run, _ in list(self._runs.values()):
+            run.stop(StopReason.DRAIN, RunnerError("execution_lost", RESTARTING))
         await self._wait_for_runs(self._services.settings.turn.settle_seconds + 5)
         for session in self._registry.all():
             try:
-                await session.flush()
+                await session.outbox.flush()
             except RunnerError as error:
                 log.error("records of %s were not flushed: %s", session.session_id, error)
 
     async def _wait_for_runs(self, seconds: float) -> None:
         deadline = self._services.clock.monotonic() + seconds
         while self._runs and (left := deadline - self._services.clock.monotonic()) > 0:
-            waits: list[asyncio.Future[Any]] = [
-                run.ended if run.admitted.done() else run.admitted for _, run in self._runs.values()
-            ]
-            done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                await asyncio.sleep(0)
+            await asyncio.wait({task for _, task in self._runs.values()}, timeout=left)
+            await asyncio.sleep(0)
 
 
 def _lost() -> RunnerError:

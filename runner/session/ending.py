@@ -51,10 +51,10 @@ def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
     if turn.context_lost:
         result["context_lost"] = True
     if end.error is not None:
-        result["error"] = end.error.as_event()
+        result["error"] = turn.session.redactor.tree(end.error.as_event())
     result |= {
         "text": turn.journal.text,
-        "usage": dict(turn.driver.usage) if turn.driver is not None else {},
+        "usage": turn.session.redactor.tree(dict(turn.driver.usage)) if turn.driver is not None else {},
         "start": turn.start,
         "reason": turn.reason,
         "timings": turn.times.timings(now),

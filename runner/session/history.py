@@ -107,7 +107,7 @@ class HistoryReader:
             yield resync_line(format_cursor(0, 0), rfc3339(self._session.clock.now_ms()))
         if self._covered:
             return
-        await self._session.flush()
+        await self._session.outbox.flush()
         after = self._after
         while True:
             rows = await self._store.records(self._session.project, self._session.session_id, after, PAGE)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from runner.acp import updates
 from runner.acp.connection import Closed, Item, PermissionAsked, PermissionWithdrawn, PromptAnswered
@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.leases.port import Heartbeat
 from runner.rules import interaction, permission
+from runner.session import chain
 from runner.session.port import Reply
 from runner.session.run import TurnRun
 from runner.session.services import Answering, Services
@@ -26,29 +27,35 @@ from runner.wire.models import AnswerRequest
 
 log = logging.getLogger("runner.session")
 CONSUMED_SECONDS: Final = 10.0
-HELD_ITEMS: Final = 10_000
+HELD_BYTES: Final = 16 * 1024 * 1024
 
 Start = Callable[[Session, TurnRun], None]
 
 
 class PausedChains:
-    """Watches paused agents and resumes their chains."""
+    """Watches paused agents and resumes their chains; ``frozen``: no chain goes on any more, the runner stops."""
 
     def __init__(self, services: Services, start: Start) -> None:
         self._services = services
         self._start = start
+        self.frozen = False
 
     # -- while paused ------------------------------------------------------------------------------------------------
 
     def watch(self, session: Session) -> None:
-        """Take what the agent says while its chain is paused."""
+        """Take what the agent says while its chain is paused; again when a turn that would resume it was refused."""
         paused = session.paused
         if paused is None:
+            return
+        book = self._services.pool.book
+        if not book.holds(paused.live.seat):
+            self.seat_lost(session, paused.live, book.verdicts.get(session.key, "gone"))
             return
         paused.live.inbox.on_items = lambda: self._items(session, paused)
         self._items(session, paused)
 
     def _items(self, session: Session, paused: Paused) -> None:
+        paused.held_bytes += paused.live.inbox.queued_bytes
         for item in paused.live.inbox.drain():
             if isinstance(item, Closed):
                 self._services.pool.agent_exited(paused.live)
@@ -56,12 +63,11 @@ class PausedChains:
             self._item(session, paused, item)
         live = paused.live
         answered = any(isinstance(item, PromptAnswered) for item in live.held)
-        if session.paused is paused and (answered or not live.questions):
-            self._resume(session, paused, ())
-        elif len(live.held) > HELD_ITEMS:
+        if paused.held_bytes > HELD_BYTES:
             log.error("the paused agent of %s floods; its seat is destroyed", session.session_id)
-            self._services.pool.destroy(live.seat, "paused_flood")
-            self.seat_lost(session, live, "paused_flood")
+            self._services.pool.dismiss(live, "paused_flood")
+        elif (answered or not live.questions) and not session.taken and not self.frozen:
+            self._resume(session, paused, ())
 
     def _item(self, session: Session, paused: Paused, item: Item) -> None:
         match item:
@@ -79,6 +85,8 @@ class PausedChains:
             send_reply(paused.live, item.key, reply)
             return
         tool_call = updates.tool_of(item.params.get("toolCall"))
+        tool_call_id = tool_call["tool_call_id"] if tool_call else None
+        options = tuple(item.params["options"])
         row = desk.question(
             project=session.project,
             session_id=session.session_id,
@@ -86,15 +94,15 @@ class PausedChains:
             interaction_id=self._services.ids.mint("int"),
             generation=paused.live.seat.generation,
             tool_call=session.redactor.tree(tool_call or {}),
-            options=item.params["options"],
+            options=session.redactor.tree(list(options)),
             now_ms=self._services.clock.now_ms(),
         )
         tool_call_id = tool_call["tool_call_id"] if tool_call else None
         options = tuple(item.params["options"])
         paused.questions[row.interaction_id] = row
         paused.live.questions[row.interaction_id] = Question(row.interaction_id, item.key, tool_call_id, options)
+        session.outbox.questions([row])
         session.journal(None, _prompt_id(paused)).event(EventType.INTERACTION_REQUESTED, desk.view(row))
-        self._services.tasks.spawn(f"save {row.interaction_id}", self._services.store.append([], [row]))
 
     def _withdrawn(self, session: Session, paused: Paused, item: PermissionWithdrawn) -> None:
         for question in list(paused.live.questions.values()):
@@ -102,17 +110,8 @@ class PausedChains:
                 del paused.live.questions[question.interaction_id]
                 row = paused.questions.pop(question.interaction_id, None)
                 if row is not None:
-                    self._close(session, paused, [row], InteractionStatus.CANCELLED)
-
-    def _close(
-        self, session: Session, paused: Paused, rows: list[InteractionRow], status: InteractionStatus
-    ) -> list[InteractionRow]:
-        closed = [desk.closed(row, status) for row in rows]
-        journal = session.journal(None, _prompt_id(paused))
-        for row in closed:
-            journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
-        self._services.tasks.spawn("close questions", self._services.store.append([], closed))
-        return closed
+                    pen = session.journal(None, _prompt_id(paused))
+                    session.outbox.questions(chain.close_questions(pen, [row], InteractionStatus.CANCELLED))
 
     def _resume(self, session: Session, paused: Paused, answers: tuple[Answering, ...]) -> TurnRun:
         run = TurnRun(
@@ -130,36 +129,33 @@ class PausedChains:
     # -- the seat of a paused chain is gone --------------------------------------------------------------------------
 
     def seat_lost(self, session: Session, live: LiveSeat, verdict: str) -> None:
-        """The warm seat went away: nobody can answer its open prompt any more, so the chain ends as failed."""
+        """The warm seat went away: nobody can answer its open prompt any more, so the chain ends as failed.
+
+        A turn that is being admitted finds the seat gone and ends the chain itself, else ``watch`` comes back to it.
+        """
         paused = session.paused
-        if paused is None or paused.live is not live:
+        if paused is None or paused.live is not live or session.taken:
             return
         session.paused = None
-        self._close(session, paused, list(paused.questions.values()), InteractionStatus.EXPIRED)
-        prompt = paused.prompt
-        journal = session.journal(None, _prompt_id(paused))
-        code = "harness_exited" if verdict == "agent_exited" else "sandbox_lost"
-        error = RunnerError(code, f"The sandbox that waited for an answer is gone ({verdict}).")
-        journal.event(EventType.ERROR, error.as_event())
-        rows = []
-        if prompt is not None:
-            prompt.state = PromptState.FAILED
-            data = {"prompt_id": prompt.prompt_id, "state": prompt.state.value}
-            journal.event(EventType.PROMPT_ENDED, data)
-            rows = [session.prompt_row(prompt, prompt.result.result() if prompt.result.done() else None)]
+        pen = session.journal(None, _prompt_id(paused))
+        session.outbox.questions(chain.close_lost(pen, paused))
+        pen.event(EventType.ERROR, chain.seat_error(verdict).as_event())
+        if paused.prompt is not None:
+            chain.end_prompt(session, pen, paused.prompt, PromptState.FAILED)
         session.busy = False
         session.journal(None, None).event(EventType.SESSION_IDLE, {})
-        self._services.tasks.spawn("chain lost", self._chain_lost(session, paused, rows))
-
-    async def _chain_lost(self, session: Session, paused: Paused, rows: list[Any]) -> None:
-        await self._services.store.append(session.take_records(), [], rows)
+        session.outbox.flush_soon()
         beat = Heartbeat(session.project, session.session_id, paused.turn_id, self._services.replica_id, "ended")
-        await self._services.beats.end(beat)
+        self._services.tasks.spawn("chain lost", self._services.beats.end(beat))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
     async def answer(self, session: Session, interaction_id: str, request: AnswerRequest) -> Reply:
         """Claim the answer, give it to the agent, and say whether that is confirmed (DESIGN 3.8)."""
+        if self.frozen:
+            raise RunnerError("runner_at_capacity", "The runner is shutting down. Try again.", retry_after=1)
+        if session.outbox.owes_questions:
+            await session.outbox.flush()
         row = await self._row(session, interaction_id)
         given = {name: value for name, value in request.model_dump().items() if value is not None}
         if interaction.claim(InteractionStatus(row.status), row.answer, given) == "repeat":
@@ -183,12 +179,15 @@ class PausedChains:
 
     @staticmethod
     def _question(session: Session, interaction_id: str) -> Question | None:
-        live = session.paused.live if session.paused is not None else None
-        if session.current is not None:
-            live = session.current.live
-        return live.questions.get(interaction_id) if live is not None else None
+        lives = [session.current.live] if session.current is not None else []
+        if session.paused is not None:
+            lives.append(session.paused.live)
+        asked = (live.questions.get(interaction_id) for live in lives if live is not None)
+        return next((question for question in asked if question is not None), None)
 
     async def _deliver(self, session: Session, answering: Answering) -> Reply:
+        if session.current is not None and session.current.pausing:
+            await asyncio.wait({session.current.ended}, timeout=CONSUMED_SECONDS)
         resuming = next((run for run in session.starting.values() if run.machine.resumes), None)
         run = session.current or resuming
         if run is not None and run.answer(answering):
@@ -211,7 +210,8 @@ class PausedChains:
         if not admitted or not run.gave(answering.row.interaction_id):
             return await self._unclaim(answering, "The session could not be resumed.")
         row = desk.closed(answering.row, InteractionStatus.CONSUMED)
-        await self._services.store.append([], [row])
+        session.outbox.questions([row])
+        await session.outbox.flush()
         written = run.live is not None and await run.live.connection.flush(CONSUMED_SECONDS)
         return Reply(200 if written else 202, desk.view(row))
 

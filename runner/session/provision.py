@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from runner.turn.live import LiveSeat
 
 SETTING_SECONDS: Final = 10.0
 UNDO_SECONDS: Final = 15.0
+Undo = Callable[[Sandbox, str], "asyncio.Task[bool]"]
 RESERVED: Final = frozenset({"HOME", "TMPDIR"})
 
 
@@ -100,8 +101,10 @@ class Provisioner:
             key=self._key,
         )
 
-    async def start(self, seat: Seat, effective: Effective) -> LiveSeat:
+    async def start(self, seat: Seat, effective: Effective, undo: Undo) -> LiveSeat:
         """Start a sandbox with its agent, up to an open agent session; undone in reverse on failure or cancellation.
+
+        ``undo`` takes a sandbox whose agent did not get that far, and the verdict; its teardown is waited for, bounded.
 
         Raises:
             RunnerError: ``harness_start_failed``, ``harness_exited``, ``harness_protocol_error``,
@@ -111,16 +114,22 @@ class Provisioner:
         secrets = effective.known_secrets()
         spec = self._spec(seat, effective, secrets, self._clock.monotonic() + seconds)
         sandbox = await self.providers[effective.provider].start(spec)
+        redactor = Redactor(secrets.values())
         try:
-            async with asyncio.timeout_at(spec.deadline):
-                return await self._handshake(seat, sandbox, effective, Redactor(secrets.values()))
-        except TimeoutError:
-            await _undo(sandbox)
-            raise RunnerError(
-                "harness_unresponsive", f"The agent did not finish its start within {seconds:g} s."
-            ) from None
-        except BaseException:
-            await _undo(sandbox)
+            connection = AgentConnection(
+                sandbox.transport,
+                max_line_bytes=self._settings.acp.max_line_bytes,
+                redactor=redactor,
+                clock=self._clock,
+            )
+            try:
+                async with asyncio.timeout_at(spec.deadline):
+                    return await self._handshake(seat, sandbox, connection, effective, redactor, seconds)
+            except TimeoutError:
+                text = f"The agent did not finish its start within {seconds:g} s.{connection.last_words()}"
+                raise RunnerError("harness_unresponsive", text) from None
+        except BaseException as error:
+            await _undone(undo(sandbox, error.code if isinstance(error, RunnerError) else "start_given_up"))
             raise
 
     def _spec(self, seat: Seat, effective: Effective, secrets: dict[str, str], deadline: float) -> SandboxSpec:
@@ -144,15 +153,19 @@ class Provisioner:
             deadline=deadline,
         )
 
-    async def _handshake(self, seat: Seat, sandbox: Sandbox, effective: Effective, redactor: Redactor) -> LiveSeat:
-        acp = self._settings.acp
-        connection = AgentConnection(
-            sandbox.transport, max_line_bytes=acp.max_line_bytes, redactor=redactor, clock=self._clock
-        )
+    async def _handshake(
+        self,
+        seat: Seat,
+        sandbox: Sandbox,
+        connection: AgentConnection,
+        effective: Effective,
+        redactor: Redactor,
+        seconds: float,
+    ) -> LiveSeat:
         try:
-            await connection.initialize(seconds=acp.start_seconds)
+            await connection.initialize(seconds=seconds)
             servers = effective.config.get("mcp_servers", [])
-            session = await connection.new_session(sandbox.workspace, servers, seconds=acp.start_seconds)
+            session = await connection.new_session(sandbox.workspace, servers, seconds=seconds)
         except AgentError as error:
             raise RunnerError(
                 "harness_start_failed", f"The agent refused to start a session: {redactor.text(str(error))}"
@@ -261,5 +274,5 @@ def _not_offered(what: str, value: str, offered: Any) -> RunnerError:
     return RunnerError("invalid_request", f"The agent offers no {what} “{value}”; it offers: {known}.", field=what)
 
 
-async def _undo(sandbox: Sandbox) -> None:
-    await shielded(sandbox.destroy(0.0), UNDO_SECONDS)
+async def _undone(teardown: asyncio.Task[bool]) -> None:
+    await shielded(asyncio.wait({teardown}, timeout=UNDO_SECONDS), UNDO_SECONDS + 1)

@@ -11,7 +11,6 @@ from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.pool.pool import Pool
-from runner.redaction import Redactor
 from runner.rules.limits import Limits
 from runner.rules.pool import Key
 from runner.session.effective import restored
@@ -93,6 +92,17 @@ class Registry:
             raise RunnerError("session_ended", f"Session {key[1]} has ended.")
         return session
 
+    def again(self, session: Session) -> Session:
+        """The session behind an await: it may have left memory, or have ended.
+
+        Raises:
+            RunnerError: ``session_ended``.
+        """
+        session = self._sessions.setdefault(session.key, session)
+        if session.ended_at is not None:
+            raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
+        return session
+
     async def _load(self, key: Key) -> Session | None:
         row = await self._store.session(*key)
         if row is None:
@@ -118,7 +128,7 @@ class Registry:
             ring_bytes=self._settings.server.ring_bytes,
             buffer_bytes=self._settings.server.reader_buffer_bytes,
         )
-        session.redactor = Redactor(value for value in effective.secrets.values() if value)
+        session.learn_secrets(effective.secrets.values())
         self._sessions[session.key] = session
         return session
 

@@ -67,6 +67,7 @@ class TurnRun:
         self._answers = list(answers)
         self._answerable: asyncio.Future[None] = loop.create_future()
         self._given: set[str] = set()
+        self._pausing = False
 
     # -- from outside ------------------------------------------------------------------------------------------------
 
@@ -74,6 +75,11 @@ class TurnRun:
     def live(self) -> LiveSeat | None:
         """The seat it holds."""
         return self._turn.live
+
+    @property
+    def pausing(self) -> bool:
+        """Whether it has ended as paused but its chain cannot be resumed yet: the ending is on its way."""
+        return self._pausing and not self.ended.done()
 
     def stop(self, reason: StopReason, error: RunnerError | None = None) -> bool:
         """Mark the turn stopping; False when it already has its ending (the Stop is obsolete)."""
@@ -90,7 +96,9 @@ class TurnRun:
     def answer(self, answering: Answering) -> bool:
         """Give a human's answer to the agent, now or when its prompt is driven again; False when nobody asks it."""
         driver = self._turn.driver
-        if driver is None and self._turn.resumes is not None and self.machine.phase is not TurnPhase.ENDED:
+        if self.machine.phase is TurnPhase.ENDED:
+            return False
+        if driver is None and self._turn.resumes is not None:
             self._answers.append(answering)
             return True
         return driver is not None and self._give(driver, answering)
@@ -129,6 +137,7 @@ class TurnRun:
             log.exception("turn %s failed inside the runner", self.turn_id)
             end = rules.End(Outcome.FAILED, settled=False, error=RunnerError("internal", "The runner failed."))
             self.machine.phase = TurnPhase.ENDED
+        self._pausing = end.outcome is Outcome.PAUSED
         result = await close_turn(self._turn, end)
         self._over(end, result)
 
@@ -144,6 +153,8 @@ class TurnRun:
         turn = self._turn
         first = rules.step(self.machine, rules.Begin())[-1]
         if isinstance(first, rules.End):
+            # Stopped before it began: the chain that it took the session from may not go on all the same.
+            await self._seating.withdraw()
             return first
         try:
             live = await self._seating.prepare()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from runner.errors import RunnerError, turn_in_use
 from runner.rules import turn as rules
@@ -18,6 +18,7 @@ from runner.turn.driver import Driver
 from runner.turn.live import LiveSeat
 
 MARK_SECONDS: Final = 3.0
+LIVE_SETTINGS: Final = ("mode", "model", "config_options")
 
 
 class Seating:
@@ -25,13 +26,13 @@ class Seating:
 
     def __init__(self, turn: TurnContext) -> None:
         self._turn = turn
-        self._starting: asyncio.Task[LiveSeat | RunnerError] | None = None
+        self._under_way: asyncio.Task[Any] | None = None
         self._withdrawing: Driver | None = None
 
     def give_up(self, reason: StopReason) -> None:
         """The turn is stopping: undo a start under way; a withdrawal under way only gives way to a kill."""
-        if self._starting is not None:
-            self._starting.cancel()
+        if self._under_way is not None:
+            self._under_way.cancel()
         if self._withdrawing is not None and not reason.cooperative:
             self._withdrawing.stop(reason)
 
@@ -45,38 +46,81 @@ class Seating:
         turn = self._turn
         if turn.resumes is not None:
             return self._reclaim(turn.resumes)
-        live = await self._withdraw(turn.session.paused) if turn.session.paused is not None else None
-        if live is None:
-            live = await self._check_out()
-        turn.live = live
-        await turn.services.provisioner.apply(live, turn.effective)
+        live = await self.withdraw()
+        if turn.machine.stop is None:
+            live = turn.live = live or await self._check_out()
+            await self._apply(live)
+        if turn.machine.stop is not None or live is None:
+            raise RunnerError("internal", "The start was given up.")
         if live.mark_id != turn.turn_id:
             live.mark(turn.turn_id)
         await live.marked(MARK_SECONDS)
         return live
 
-    def _reclaim(self, paused: Paused) -> LiveSeat:
+    async def _apply(self, live: LiveSeat) -> None:
+        """Settings that are given up half-way leave an agent of which nobody knows what is in force."""
+        turn = self._turn
+        if not any(turn.effective.config.get(name) for name in LIVE_SETTINGS):
+            return
+        turn.unsure = True
+        task = turn.services.tasks.spawn(f"apply {turn.turn_id}", self._applied(live))
+        self._under_way = task
+        try:
+            error = await task
+        finally:
+            self._under_way = None
+        if error is not None:
+            raise error
+        turn.unsure = False
+
+    async def _applied(self, live: LiveSeat) -> RunnerError | None:
+        try:
+            await self._turn.services.provisioner.apply(live, self._turn.effective)
+        except RunnerError as error:
+            return error
+        return None
+
+    def _claim(self, paused: Paused) -> LiveSeat | None:
+        """The seat of a paused chain; None when it was lost while this turn was being admitted."""
         turn = self._turn
         seat = turn.services.pool.book.claim_paused(turn.session.key, turn.turn_id)
         turn.session.paused = None
         if seat is None or seat is not paused.live.seat:
-            raise RunnerError("sandbox_lost", "The sandbox that waited for an answer is gone.")
+            return None
         paused.live.take()
         turn.live, turn.start, turn.reason = paused.live, "hit", "hit"
         return paused.live
 
-    async def _withdraw(self, paused: Paused) -> LiveSeat | None:
-        """Settle the paused chain before a new prompt is sent; its agent if it may serve, else None (DESIGN 3.2)."""
+    def _reclaim(self, paused: Paused) -> LiveSeat:
         turn = self._turn
-        live = self._reclaim(paused)
-        machine = rules.Turn(resumes=True, phase=TurnPhase.PREPARING, stop=StopReason.NEW_PROMPT)
-        driver = self._withdrawing = turn.new_driver(live, machine)
+        live = self._claim(paused)
+        if live is None:
+            turn.closed += chain.close_lost(turn.journal, paused)
+            raise chain.seat_error(turn.services.pool.book.verdicts.get(turn.session.key, "gone"))
+        return live
+
+    async def withdraw(self) -> LiveSeat | None:
+        """Settle a paused chain before a new prompt is sent; its agent if it may serve, else None (DESIGN 3.2).
+
+        What the agent says until then belongs to the former prompt.
+        """
+        turn = self._turn
+        paused = turn.session.paused
+        if paused is None:
+            return None
+        pen = turn.session.journal(turn.turn_id, paused.prompt.prompt_id if paused.prompt is not None else None)
+        live = self._claim(paused)
+        if live is None:
+            turn.closed += chain.close_lost(pen, paused)
+            self._end_withdrawn(paused.prompt, PromptState.FAILED)
+            return None
+        machine = rules.Turn(resumes=True, phase=TurnPhase.PREPARING, stop=turn.machine.stop or StopReason.NEW_PROMPT)
+        driver = self._withdrawing = turn.new_driver(live, machine, pen)
         driver.questions.open.update(paused.questions)
         end = await driver.run(None, lambda: None)
         self._withdrawing = None
         turn.closed += driver.questions.closed
-        turn.journal.forget_text()
-        self._end_withdrawn(paused.prompt)
+        self._end_withdrawn(paused.prompt, PromptState.ABORTED)
         expiry, now_ms = turn.effective.secrets_expire_ms, turn.services.clock.now_ms()
         verdict = reuse_verdict(live.seat.facets, self._facets(), expiry, now_ms)
         if end.settled and not end.survivors and live.alive and verdict is None:
@@ -85,11 +129,10 @@ class Seating:
         turn.live = None
         return None
 
-    def _end_withdrawn(self, prompt: Prompt | None) -> None:
-        if prompt is None:
-            return
-        session = self._turn.session
-        chain.end_prompt(session, session.journal(None, prompt.prompt_id), prompt, PromptState.ABORTED)
+    def _end_withdrawn(self, prompt: Prompt | None, state: PromptState) -> None:
+        if prompt is not None:
+            session = self._turn.session
+            chain.end_prompt(session, session.journal(None, prompt.prompt_id), prompt, state)
 
     def _facets(self) -> dict[str, str]:
         session, effective = self._turn.session, self._turn.effective
@@ -127,18 +170,23 @@ class Seating:
         turn = self._turn
         turn.start, turn.reason = "cold", cold.reason
         turn.context_lost = bool(turn.session.agent_state.get("has_context"))
-        turn.services.pool.clear(cold)
+        pool = turn.services.pool
+        pool.clear(cold)
         turn.environment("starting")
-        self._starting = turn.services.tasks.spawn(f"start {turn.turn_id}", self._cold(cold))
+        task = turn.services.tasks.spawn(f"start {turn.turn_id}", self._cold(cold))
+        self._under_way = task
         try:
-            live = await self._starting
+            live = await task
+        except BaseException:
+            # Not in the task: one that is given up before its first step never runs at all.
+            pool.discard(cold.seat, "start_given_up")
+            raise
         finally:
-            self._starting = None
-            if turn.live is None:
-                # A task that is cancelled before its first step runs none of its own clean-up.
-                turn.services.pool.discard(cold.seat, "start_given_up")
+            self._under_way = None
         if isinstance(live, RunnerError):
+            pool.discard(cold.seat, live.code)
             raise live
+        turn.live = live
         return live
 
     async def _cold(self, cold: Cold) -> LiveSeat | RunnerError:
@@ -147,14 +195,11 @@ class Seating:
         try:
             if not await pool.make_room(cold):
                 raise RunnerError("provider_at_capacity", "A sandbox that must make room is still being torn down.")
-            live = await turn.services.provisioner.start(cold.seat, turn.effective)
+            live = await turn.services.provisioner.start(
+                cold.seat, turn.effective, lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict)
+            )
         except RunnerError as error:
-            pool.discard(cold.seat, error.code)
             return error
-        except BaseException:
-            pool.discard(cold.seat, "start_given_up")
-            raise
         pool.attach(live)
         live.take()
-        turn.live = live
         return live

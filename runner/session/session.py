@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.redaction import Redactor
 from runner.session.effective import Effective
+from runner.session.outbox import Outbox
 from runner.session.prompts import Presence, Prompt
-from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, Store
+from runner.store.port import InteractionRow, PromptRow, SessionRow, Store
 from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, SessionState
 from runner.turn.journal import Head, Journal
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
     from runner.session.run import TurnRun
 
 log = logging.getLogger("runner.session")
-FLUSH_SECONDS: Final = 0.25
-RETRY_SECONDS: Final = 1.0
 KEPT_PROMPTS: Final = 32
-FULL_BATCH: Final = 500
+KEPT_SECRETS: Final = 1000
 
 
 @dataclass(slots=True)
@@ -38,6 +37,7 @@ class Paused:
     prompt: Prompt | None
     live: LiveSeat
     questions: dict[str, InteractionRow]
+    held_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -48,15 +48,6 @@ class LastTurn:
     outcome: str
     stop_reason: str | None
     ended_at: int
-
-
-@dataclass(slots=True)
-class Outbox:
-    """Records that were shown and are not durable yet, in order."""
-
-    rows: list[RecordRow] = field(default_factory=list)
-    flushing: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
 
 
 class Session:
@@ -97,8 +88,8 @@ class Session:
         self.stops: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.clock = clock
         self._store = store
-        self._tasks = tasks
-        self._outbox = Outbox()
+        self._secrets: dict[str, None] = {}
+        self.outbox = Outbox(self.session_id, store, tasks)
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -124,6 +115,11 @@ class Session:
         return self.head.epoch > 0 or bool(self.starting) or self.current is not None
 
     @property
+    def taken(self) -> bool:
+        """Whether a turn has the session, or is on its way to it."""
+        return self.current is not None or bool(self.starting)
+
+    @property
     def disposable(self) -> bool:
         """Whether the session may leave memory: the store has all of it."""
         return (
@@ -131,8 +127,7 @@ class Session:
             and not self.starting
             and self.paused is None
             and self.presence.count == 0
-            and not self._outbox.rows
-            and self._outbox.flushing is None
+            and self.outbox.empty
         )
 
     def row(self, now_ms: int) -> SessionRow:
@@ -165,6 +160,15 @@ class Session:
             result,
         )
 
+    def learn_secrets(self, values: Iterable[str | None]) -> None:
+        """Mask these from now on, and all that were known before: the workspace may still hold them."""
+        fresh = [value for value in values if value and value not in self._secrets]
+        if fresh:
+            self._secrets.update(dict.fromkeys(fresh))
+            for value in list(self._secrets)[:-KEPT_SECRETS]:
+                del self._secrets[value]
+            self.redactor = Redactor(self._secrets)
+
     # -- events ------------------------------------------------------------------------------------------------------
 
     def journal(self, turn_id: str | None, prompt_id: str | None) -> Journal:
@@ -178,7 +182,7 @@ class Session:
             log=self.log,
             clock=self.clock,
             redactor=self.redactor,
-            collect=self.collect,
+            collect=self.outbox.record,
         )
 
     def begin_busy(self, journal: Journal) -> None:
@@ -187,77 +191,13 @@ class Session:
             self.busy = True
             journal.event(EventType.SESSION_BUSY, {})
 
-    def collect(self, row: RecordRow) -> None:
-        """Queue a record; it is flushed soon, or with the ending of its turn."""
-        self._outbox.rows.append(row)
-        if self._outbox.timer is None and self._outbox.flushing is None:
-            self._arm(FLUSH_SECONDS)
-        elif len(self._outbox.rows) == FULL_BATCH and self._outbox.flushing is None:
-            self._flush_soon()
-
-    def take_records(self) -> list[RecordRow]:
-        """Everything queued; the caller now has to make it durable, or give it back."""
-        rows, self._outbox.rows = self._outbox.rows, []
-        return rows
-
-    def give_back(self, rows: list[RecordRow]) -> None:
-        """Queue rows again, before newer ones."""
-        self._outbox.rows[:0] = rows
-        if self._outbox.rows and self._outbox.timer is None and self._outbox.flushing is None:
-            self._arm(RETRY_SECONDS)
-
-    def _arm(self, seconds: float) -> None:
-        self._outbox.timer = asyncio.get_running_loop().call_later(seconds, self._flush_soon)
-
-    def _flush_soon(self) -> None:
-        if self._outbox.timer is not None:
-            self._outbox.timer.cancel()
-            self._outbox.timer = None
-        if self._outbox.rows and self._outbox.flushing is None:
-            self._outbox.flushing = self._tasks.spawn(f"flush {self.session_id}", self._flush())
-
-    async def _flush(self) -> None:
-        rows = self.take_records()
-        failed = False
-        try:
-            await self._store.append(rows)
-        except RunnerError as error:
-            log.warning("records of %s are kept back: %s", self.session_id, error)
-            failed = True
-        finally:
-            self._outbox.flushing = None
-            if failed:
-                self.give_back(rows)
-            elif self._outbox.rows:
-                self._arm(FLUSH_SECONDS)
-
-    async def settled_outbox(self) -> None:
-        """Wait for a flush under way; what it could not write is queued again."""
-        while (flushing := self._outbox.flushing) is not None:
-            await asyncio.wait({flushing})
-
-    async def flush(self) -> None:
-        """Make everything queued durable now.
-
-        Raises:
-            RunnerError: ``store_unavailable``; the rows stay queued.
-        """
-        await self.settled_outbox()
-        rows = self.take_records()
-        if not rows:
-            return
-        try:
-            await self._store.append(rows)
-        except RunnerError:
-            self.give_back(rows)
-            raise
-
     async def save_question(self, row: InteractionRow) -> None:
         """Make a question durable before it is shown; a store that cannot be used does not hide it."""
         try:
             await self._store.append([], [row])
         except RunnerError as error:
             log.warning("question %s is not durable yet: %s", row.interaction_id, error)
+            self.outbox.questions([row])
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,10 @@ class SessionLog:
             self._large.append(len(chunk.lines))
         if self._bytes > self._ring_bytes:
             self._trim()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every reader look again: something came, or nothing will any more."""
         for reader in self._readers:
             reader.wake()
 

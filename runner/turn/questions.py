@@ -53,7 +53,7 @@ class Questions:
             interaction_id=self._mint(),
             generation=self._live.seat.generation,
             tool_call=self._journal.redactor.tree(dict(tool.data) if tool is not None else {}),
-            options=item.params["options"],
+            options=self._journal.redactor.tree(list(item.params["options"])),
             now_ms=self._clock.now_ms(),
         )
         await self._save(row)
