@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -301,7 +302,7 @@ class Client:
             async with session.request(
                 method,
                 URL(self.url + path + (f"?{urlencode(query)}" if query else ""), encoded=True),
-                data=None if body is None else orjson.dumps(body),
+                data=None if body is None else BytesIO(orjson.dumps(body)),  # bytes above 1 MiB draw a warning
                 headers=given,
                 timeout=timeout,
                 allow_redirects=False,
