@@ -46,18 +46,34 @@ class Peer:
             return messages
         joined = self._splitter.partial
         lines = self._splitter.feed(data)
-        loads, append = orjson.loads, messages.append
         dirty = _may_hold_nul(data) or (joined and bool(lines) and _may_hold_nul(lines[0]))
+        clean = None if dirty else _all_objects(lines)
+        if clean is None:
+            messages = self._one_by_one(lines, dirty=dirty)
+        elif clean:
+            messages = clean
+            self.noise.consecutive = 0
+        self._look_for_flood()
+        return messages
+
+    def _look_for_flood(self) -> None:
+        unfinished = self._splitter.skipping
+        if self.failure is None and unfinished is not None and unfinished.size > self._flood_bytes:
+            self._rescued(unfinished)
+            self._bad(unfinished)
+
+    def _one_by_one(self, lines: list[bytes | Oversized], *, dirty: bool) -> list[Message]:
+        messages: list[Message] = []
         good = 0
         for line in lines:
             try:
-                message: Any = loads(line)  # type: ignore[arg-type]
+                message: Any = orjson.loads(line)  # type: ignore[arg-type]
             except ValueError:
                 message = self._rescued(line)
             if isinstance(message, dict):
                 if dirty:
                     message = self._without_nul(message, line)
-                append((message, len(line) if type(line) is bytes else 0))
+                messages.append((message, len(line) if isinstance(line, bytes) else 0))
                 continue
             if len(messages) > good:
                 self.noise.consecutive = 0
@@ -66,10 +82,6 @@ class Peer:
                 return messages
         if len(messages) > good:
             self.noise.consecutive = 0
-        unfinished = self._splitter.skipping
-        if unfinished is not None and unfinished.size > self._flood_bytes:
-            self._rescued(unfinished)
-            self._bad(unfinished)
         return messages
 
     def _rescued(self, line: bytes | Oversized) -> Any:
@@ -133,6 +145,15 @@ class Peer:
     def error(request_id: Any, code: int, message: str) -> bytes:
         """The refusal of a request."""
         return encode({"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}})
+
+
+def _all_objects(lines: list[bytes | Oversized]) -> list[Message] | None:
+    """All lines parsed without a step of Python each; None when one of them is no plain JSON object."""
+    try:
+        parsed = list(map(orjson.loads, lines))  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    return list(zip(parsed, map(len, lines), strict=True)) if set(map(type, parsed)) <= {dict} else None  # type: ignore[arg-type]
 
 
 def encode(frame: dict[str, Any]) -> bytes:
