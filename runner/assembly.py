@@ -95,9 +95,7 @@ async def build(
         plane = MemoryLeasePlane(clock, lease.lease_seconds)
     if providers is None:
         providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
-    lost = await reconcile(store, clock)
-    if lost:
-        log.warning("%d turns of an earlier runner were ended as lost", lost)
+    await _end_leftovers(store, clock)
     tasks = Tasks("sessions")
 
     def lease_lost(turn_id: str, answer: BeatAnswer) -> None:
@@ -117,14 +115,7 @@ async def build(
         on_lost=lease_lost,
     )
     pool = Pool(Book(settings.pool.max_seats), clock, seat_removed)
-    provisioner = Provisioner(
-        catalogue=Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir),
-        providers=providers,
-        recipes=recipes(),
-        settings=settings,
-        state_dir=state_dir,
-        clock=clock,
-    )
+    provisioner = _provisioner(settings, state_dir, providers, clock)
     services = Services(
         replica_id=replica_id,
         clock=clock,
@@ -141,6 +132,23 @@ async def build(
     registry = Registry(store, clock, tasks, pool, settings)
     coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
     return Replica(replica_id, settings, coordinator, services, plane, providers)
+
+
+def _provisioner(settings: Settings, state_dir: Path, providers: dict[str, Provider], clock: Clock) -> Provisioner:
+    return Provisioner(
+        catalogue=Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir),
+        providers=providers,
+        recipes=recipes(),
+        settings=settings,
+        state_dir=state_dir,
+        clock=clock,
+    )
+
+
+async def _end_leftovers(store: Store, clock: Clock) -> None:
+    lost = await reconcile(store, clock)
+    if lost:
+        log.warning("%d turns of an earlier runner were ended as lost", lost)
 
 
 def windows_of(settings: Settings, provider: str) -> Windows:
