@@ -110,7 +110,7 @@ def _accept(turn: TurnContext) -> None:
         prompt.turn_id = turn.turn_id
         prompt.turn_ids.append(turn.turn_id)
         if turn.resumes is None:
-            prompt.position = session.log.end
+            prompt.position, prompt.since = session.log.end, (turn.epoch, 0)
         elif prompt.result.done():
             prompt.result = asyncio.get_running_loop().create_future()
         session.remember(prompt)

@@ -24,6 +24,7 @@ async def close_turn(turn: TurnContext, end: End) -> dict[str, Any]:
     """Everything between the settled agent and the result line; the result."""
     session = turn.session
     seat = _seat_after(turn, end)
+    session.presence.turn_over()
     result = await _make_durable(turn, end)
     _place_seat(turn, end, seat)
     session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)

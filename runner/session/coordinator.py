@@ -17,10 +17,11 @@ from runner.session import views
 from runner.session.commands import Commands
 from runner.session.effective import merged
 from runner.session.ending import refused_result
+from runner.session.handles import DoneHandle, Handle
 from runner.session.history import HistoryReader, cursor_of, prompt_events, record_view
 from runner.session.paused import PausedChains
 from runner.session.port import Caller, PromptHandle, Reader, Reply
-from runner.session.prompts import DoneHandle, Handle, Prompt, content_digest
+from runner.session.prompts import Prompt, content_digest
 from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
@@ -124,7 +125,7 @@ class Coordinator:
     async def _handle(self, session: Session, run: TurnRun) -> PromptHandle:
         assert run.prompt is not None
         if await asyncio.shield(run.admitted):
-            return Handle(session, run.prompt)
+            return Handle(self._services.store, session, run.prompt)
         error = turn_in_use()
         result = refused_result(session.session_id, run.prompt.prompt_id, error.as_event())
         return DoneHandle(run.prompt.prompt_id, None, PromptState.FAILED, result, [], error)
@@ -136,7 +137,11 @@ class Coordinator:
             row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
             here = self._known_here(session, prompt_id, digest)
         if here is not None:
-            return await self._handle(session, here) if isinstance(here, TurnRun) else Handle(session, here)
+            return (
+                await self._handle(session, here)
+                if isinstance(here, TurnRun)
+                else Handle(self._services.store, session, here)
+            )
         if row is None:
             return None
         admission.known_prompt(row.digest, digest)

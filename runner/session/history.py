@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -72,34 +73,52 @@ class HistoryReader:
     """History behind a cursor, then live events when following.
 
     It subscribes to the log before it reads the store, so that nothing falls in between (DESIGN 3.9).
+
+    Args:
+        store: where the past is.
+        session: whose past.
+        after: the last cursor that the reader has seen.
+        follow: whether it goes on with what comes.
+        of: only one prompt's events, until this result is there.
     """
 
-    def __init__(self, store: Store, session: Session, after: Cursor | None, follow: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        session: Session,
+        after: Cursor | None,
+        follow: bool,
+        of: tuple[str, asyncio.Future[dict[str, Any]]] | None = None,
+    ) -> None:
         self._store = store
         self._session = session
         self._after = after or (0, 0)
         self._follow = follow
+        self._prompt_id = of[0] if of is not None else None
         self._resync = self._after > (session.head.epoch, session.head.n)
         if self._resync:
             self._after = (0, 0)
-        self._log_reader = self._subscribe()
+        self._log_reader = self._subscribe(of[1] if of is not None else None)
         self._past = self._read_past()
         self._in_past = True
         self._open = True
         if follow:
             session.presence.count += 1
 
-    def _subscribe(self) -> LogReader:
+    def _subscribe(self, result: asyncio.Future[dict[str, Any]] | None) -> LogReader:
         log = self._session.log
         self._covered = log.covers(self._after, self._session.log_since)
         self._until = log.base_cursor if not self._covered else self._after
-        reader = log.reader()
+        reader = log.reader(prompt_id=self._prompt_id, whole=not self._covered)
         reader.skip_to(self._after)
-        if not self._follow:
+        if result is not None:
+            reader.end_when(result.done)
+            result.add_done_callback(lambda _: reader.wake())
+        elif not self._follow:
             end = log.end
             reader.end_when(lambda: reader.position >= end)
         else:
-            reader.end_when(lambda: self._session.ended_at is not None and self._session.current is None)
+            reader.end_when(lambda: self._session.ended_at is not None and not self._session.taken)
         return reader
 
     async def _read_past(self) -> AsyncIterator[bytes]:
@@ -112,8 +131,10 @@ class HistoryReader:
         while True:
             rows = await self._store.records(self._session.project, self._session.session_id, after, PAGE)
             due = [row for row in rows if self._until is None or (row.epoch, row.n) < self._until]
+            lines = [as_event(row) for row in due if self._prompt_id in (None, row.prompt_id)]
+            if lines:
+                yield b"".join(lines)
             if due:
-                yield b"".join(as_event(row) for row in due)
                 after = (due[-1].epoch, due[-1].n)
             if len(due) < PAGE:
                 break
@@ -130,6 +151,7 @@ class HistoryReader:
         except LogEnded:
             raise ReaderEnded from None
         except LogCut as cut:
+            self._session.presence.cut()
             raise ReaderCut(str(cut)) from None
 
     def close(self) -> None:

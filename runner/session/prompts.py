@@ -1,24 +1,13 @@
-"""Prompts of a session: what their callers hold, and what a retry attaches to."""
+"""Prompts of a session, and who reads it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-from runner.errors import RunnerError
 from runner.rules.fingerprint import digest
-from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.terms import PromptState
-from runner.turn.log import LogCut, LogEnded, LogReader
-
-if TYPE_CHECKING:
-    from runner.session.session import Session
-
-
-LINGER_SECONDS: Final = 0.001
 
 
 def content_digest(blocks: list[dict[str, Any]]) -> str:
@@ -32,6 +21,7 @@ class Prompt:
 
     Attributes:
         position: where its events begin in the session's log.
+        since: the cursor behind which its records begin.
         result: the result of its newest turn; a new future for each turn of a chain.
     """
 
@@ -41,6 +31,7 @@ class Prompt:
     created_at: int
     position: int
     result: asyncio.Future[dict[str, Any]]
+    since: tuple[int, int] = (0, 0)
     keep: bool = False
     state: PromptState = PromptState.ACTIVE
     turn_id: str | None = None
@@ -53,124 +44,21 @@ class Presence:
     def __init__(self) -> None:
         self.count = 0
         self.gone_at = float("-inf")
+        self._cut = False
 
     def left(self, now: float) -> None:
         """One reader detached."""
         self.count -= 1
         self.gone_at = now
 
+    def cut(self) -> None:
+        """The server cut a reader that was too slow: it did not leave, and counts until this turn's end."""
+        self._cut = True
+
     def there(self, now: float, grace: float) -> bool:
-        """Whether a reader is attached or was within ``grace`` seconds."""
-        return self.count > 0 or now - self.gone_at < grace
+        """Whether a reader is attached, was within ``grace`` seconds, or was cut since the last turn ended."""
+        return self.count > 0 or now - self.gone_at < grace or self._cut
 
-
-class LiveReader:
-    """A reader of the live log; counts as a reader of the session until it is closed."""
-
-    def __init__(self, session: Session, reader: LogReader) -> None:
-        self._session = session
-        self._reader = reader
-        self._open = True
-        session.presence.count += 1
-
-    async def next(self, seconds: float) -> bytes | None:
-        """See ``session.port.Reader``."""
-        try:
-            return await self._reader.next(seconds)
-        except LogEnded:
-            raise ReaderEnded from None
-        except LogCut as cut:
-            raise ReaderCut(str(cut)) from None
-
-    def close(self) -> None:
-        """Detach; idempotent."""
-        if self._open:
-            self._open = False
-            self._reader.close()
-            self._session.presence.left(self._session.clock.monotonic())
-
-
-class Handle:
-    """A live prompt as its caller sees it."""
-
-    def __init__(self, session: Session, prompt: Prompt) -> None:
-        self._session = session
-        self._prompt = prompt
-        self._result = prompt.result
-        self.prompt_id = prompt.prompt_id
-        self.turn_id = prompt.turn_id
-        self.refused: RunnerError | None = None
-
-    @property
-    def state(self) -> str:
-        """The prompt's state."""
-        return self._prompt.state.value
-
-    def reader(self) -> Reader:
-        """The prompt's events; ends when the result of the turn it attached to is there."""
-        log = self._session.log
-        at = max(self._prompt.position, log.start)
-        reader = log.reader(at=at, prompt_id=self.prompt_id, linger_seconds=LINGER_SECONDS)
-        reader.end_when(self._result.done)
-        self._result.add_done_callback(lambda _: reader.wake())
-        return LiveReader(self._session, reader)
-
-    async def result(self) -> dict[str, Any]:
-        """The result; its waiting caller counts as a reader."""
-        if self._result.done():
-            return self._result.result()
-        with _present(self._session):
-            return await asyncio.shield(self._result)
-
-
-@contextmanager
-def _present(session: Session) -> Generator[None]:
-    session.presence.count += 1
-    try:
-        yield
-    finally:
-        session.presence.left(session.clock.monotonic())
-
-
-class BytesReader:
-    """A reader of a finished history."""
-
-    def __init__(self, parts: list[bytes]) -> None:
-        self._parts = parts
-
-    async def next(self, seconds: float) -> bytes | None:
-        """The next part; ``ReaderEnded`` when all were given."""
-        if not self._parts:
-            raise ReaderEnded
-        return self._parts.pop(0)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class DoneHandle:
-    """A prompt that is over (or was refused): its stored events and result."""
-
-    def __init__(
-        self,
-        prompt_id: str,
-        turn_id: str | None,
-        state: str,
-        result: dict[str, Any],
-        parts: list[bytes],
-        refused: RunnerError | None = None,
-    ) -> None:
-        self.prompt_id = prompt_id
-        self.turn_id = turn_id
-        self.state = state
-        self.refused = refused
-        self._result = result
-        self._parts = parts
-
-    def reader(self) -> Reader:
-        """The stored events of its last turn."""
-        return BytesReader(list(self._parts))
-
-    async def result(self) -> dict[str, Any]:
-        """The stored result."""
-        return self._result
+    def turn_over(self) -> None:
+        """The next turn has its own readers."""
+        self._cut = False

@@ -149,12 +149,14 @@ class Journal:
         n = self.head.take()
         epoch = self.head.epoch
         at = self._clock.now_ms()
-        line = self._formatter.line(f"{epoch}.{n}", rfc3339(at), type, encoded)
-        self._append(Chunk(epoch, n, n, self.prompt_id, line))
+        cursor, instant = f"{epoch}.{n}", rfc3339(at)
+        kind, body, whole = type, encoded, b""
+        if durable and as_record is not None:
+            kind, body = as_record[0], to_json(self.redactor.tree(as_record[1]))
+            whole = self._formatter.line(cursor, instant, kind, body)
+        line = self._formatter.line(cursor, instant, type, encoded)
+        self._append(Chunk(epoch, n, n, self.prompt_id, line, whole))
         if durable:
-            kind, body = (type, encoded)
-            if as_record is not None:
-                kind, body = as_record[0], to_json(self.redactor.tree(as_record[1]))
             self._record(kind, body, n, at)
 
     def _record(self, type: str, data: bytes, n: int, at: int) -> None:

@@ -20,13 +20,17 @@ class LogCut(Exception):
 
 
 class Chunk(NamedTuple):
-    """Consecutive events of one epoch and one prompt: NDJSON lines, each ending in a newline."""
+    """Consecutive events of one epoch and one prompt: NDJSON lines, each ending in a newline.
+
+    ``whole``: the line for a reader who may have missed what an update changes (the record in place of the update).
+    """
 
     epoch: int
     first: int
     last: int
     prompt_id: str | None
     lines: bytes
+    whole: bytes = b""
 
 
 class SessionLog:
@@ -51,7 +55,7 @@ class SessionLog:
     def append(self, chunk: Chunk) -> None:
         """Add events and wake whoever waits for them."""
         self._chunks.append(chunk)
-        self._bytes += len(chunk.lines)
+        self._bytes += len(chunk.lines) + len(chunk.whole)
         if self._is_large(chunk):
             self._large.append(len(chunk.lines))
         if self._bytes > self._ring_bytes:
@@ -71,7 +75,7 @@ class SessionLog:
             if self._base >= needed and self._bytes <= self._allowed():
                 break
             chunk = self._chunks.popleft()
-            self._bytes -= len(chunk.lines)
+            self._bytes -= len(chunk.lines) + len(chunk.whole)
             if self._is_large(chunk):
                 self._large.popleft()
             self._base += 1
@@ -115,12 +119,20 @@ class SessionLog:
         base = self.base_cursor
         return base is not None and base <= (after[0], after[1] + 1)
 
-    def reader(self, *, at: int | None = None, prompt_id: str | None = None, linger_seconds: float = 0.0) -> LogReader:
+    def reader(
+        self,
+        *,
+        at: int | None = None,
+        prompt_id: str | None = None,
+        linger_seconds: float = 0.0,
+        whole: bool = False,
+    ) -> LogReader:
         """A reader from position ``at`` (default: what is kept), of one prompt's events or of all.
 
         ``linger_seconds``: how long it gathers behind the first event that is due, so that a short turn is one write.
+        ``whole``: it did not see what came before, so an update that has a record is told as that.
         """
-        reader = LogReader(self, self._base if at is None else at, prompt_id, linger_seconds)
+        reader = LogReader(self, self._base if at is None else at, prompt_id, linger_seconds, whole)
         self._readers.add(reader)
         return reader
 
@@ -139,8 +151,16 @@ class SessionLog:
 class LogReader:
     """One reader's place in a log."""
 
-    def __init__(self, log: SessionLog, position: int, prompt_id: str | None, linger_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        log: SessionLog,
+        position: int,
+        prompt_id: str | None,
+        linger_seconds: float = 0.0,
+        whole: bool = False,
+    ) -> None:
         self._log = log
+        self._whole = whole
         self._linger_seconds = linger_seconds
         self.position = position
         self._prompt_id = prompt_id
@@ -185,7 +205,7 @@ class LogReader:
 
     def _unseen(self, chunk: Chunk) -> bytes:
         if (chunk.epoch, chunk.first) > self._after:
-            return chunk.lines
+            return chunk.whole if self._whole and chunk.whole else chunk.lines
         if (chunk.epoch, chunk.last) <= self._after:
             return b""
         return b"".join(chunk.lines.splitlines(keepends=True)[self._after[1] - chunk.first + 1 :])

@@ -38,9 +38,9 @@ def conversation(events: list[Event]) -> dict[str, Any]:
 
 
 def assert_contiguous(events: list[Event]) -> None:
-    """Cursors count up by one within an epoch; epochs only grow."""
-    last = (0, 0)
-    for event in events:
+    """Cursors count up by one within an epoch; epochs only grow, and each begins with 1 or where the reader began."""
+    last = cursor(events[0])
+    for event in events[1:]:
         epoch, n = cursor(event)
         assert (epoch, n) == (last[0], last[1] + 1) or (epoch > last[0] and n == 1), (last, event)
         last = (epoch, n)
@@ -57,7 +57,7 @@ async def take(reader: Reader, count: int) -> list[Event]:
 
 
 async def rest_of(reader: Reader) -> list[Event]:
-    """What a reader still delivers until it ends by itself."""
+    """What a reader still delivers until it ends by itself; it is closed then."""
     events: list[Event] = []
     try:
         while True:
@@ -66,3 +66,5 @@ async def rest_of(reader: Reader) -> list[Event]:
             events += [json.loads(line) for line in lines.splitlines()]
     except ReaderEnded:
         return events
+    finally:
+        reader.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.session.fake_agent import text_frame, update_frame
 pytestmark = pytest.mark.virtual_time
 
 
-async def running(bed: Bed, prompt: str = "hello", **fields: object):
+async def running(bed: Bed, prompt: str = "hello", **fields: Any):
     """A turn whose frame is with the agent."""
     handle = await bed.dispatch(prompt=prompt, keep_on_disconnect=True, **fields)
     agent = await bed.agent()
