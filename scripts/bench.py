@@ -1,4 +1,4 @@
-"""``scripts/bench``: what the runner costs over its parts, as figures and ratios of one run (never asserted in tests)."""
+"""What the runner costs over its parts, as figures and ratios of one run; nothing here is asserted in tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 DEMO = HERE.parent / "sandboxes" / "inside" / "demo_agent.py"
 UPDATES = 20_000
 ROUNDS = 5
-PROMPT = {"sessionId": "", "prompt": [{"type": "text", "text": "hi"}]}
 
 
 def frame(request_id: int, method: str, params: dict[str, Any]) -> bytes:
@@ -29,82 +28,64 @@ def frame(request_id: int, method: str, params: dict[str, Any]) -> bytes:
 
 
 class Raw:
-    """The demo agent on bare blocking pipes."""
+    """The demo agent without a runner: asyncio's readline, and orjson for every line."""
 
-    def __init__(self, home: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._session = ""
+
+    @classmethod
+    async def start(cls, home: str) -> Raw:
+        """Start the agent and open a session."""
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-I", "-S", str(DEMO))
         env = {"PATH": os.environ["PATH"], "HOME": home}
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(DEMO)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
-        )
-        self.call(1, "initialize", {"protocolVersion": 1, "clientCapabilities": {}})
-        self.session = self.call(2, "session/new", {"cwd": home, "mcpServers": []})["result"]["sessionId"]
+        raw = cls(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=env))
+        await raw.call(1, "initialize", {"protocolVersion": 1, "clientCapabilities": {}})
+        raw._session = (await raw.call(2, "session/new", {"cwd": home, "mcpServers": []}))["result"]["sessionId"]
+        return raw
 
-    def call(self, request_id: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """One round trip, updates skipped."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(frame(request_id, method, params))
-        stdin.flush()
+    async def call(self, request_id: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """One round trip; updates are parsed and dropped."""
+        self._stdin.write(frame(request_id, method, params))
         while True:
-            answer: dict[str, Any] = orjson.loads(stdout.readline())
+            answer: dict[str, Any] = orjson.loads(await self._stdout.readline())
             if answer.get("id") == request_id and "method" not in answer:
                 return answer
 
-    def prompt(self, request_id: int, text: str) -> None:
-        """A prompt's round trip."""
-        blocks = [{"type": "text", "text": text}]
-        self.call(request_id, "session/prompt", {"sessionId": self.session, "prompt": blocks})
-
-    def close(self) -> None:
-        """End the agent."""
-        self.process.kill()
-        self.process.wait()
-
-
-def raw_roundtrip(home: str) -> float:
-    """Median milliseconds of a prompt straight to the agent."""
-    raw = Raw(home)
-    times = []
-    for n in range(320):
+    async def prompt(self, request_id: int, text: str) -> float:
+        """Seconds of one prompt's round trip."""
+        params = {"sessionId": self._session, "prompt": [{"type": "text", "text": text}]}
         began = time.perf_counter()
-        raw.prompt(100 + n, "hi")
-        if n >= 20:
-            times.append((time.perf_counter() - began) * 1000)
-        time.sleep(0.001)
-    raw.close()
-    return statistics.median(times)
+        await self.call(request_id, "session/prompt", params)
+        return time.perf_counter() - began
+
+    async def close(self) -> None:
+        """End the agent."""
+        self._process.kill()
+        await self._process.wait()
+
+
+async def raw_roundtrip(home: str) -> float:
+    """Median milliseconds of a prompt straight to the agent, with the pauses that the load generator makes too."""
+    raw = await Raw.start(home)
+    times = []
+    for n in range(220):
+        times.append(await raw.prompt(100 + n, "hi") * 1000)
+        await asyncio.sleep(0.001)
+    await raw.close()
+    return statistics.median(times[20:])
 
 
 async def raw_updates(home: str) -> float:
-    """Updates a second of asyncio's readline and orjson over the agent's stream."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-S",
-        str(DEMO),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={"PATH": os.environ["PATH"], "HOME": home},
-    )
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    stdin.write(frame(1, "initialize", {"protocolVersion": 1, "clientCapabilities": {}}))
-    stdin.write(frame(2, "session/new", {"cwd": home, "mcpServers": []}))
-    session = ""
-    while not session:
-        answer = orjson.loads(await stdout.readline())
-        if answer.get("id") == 2:
-            session = answer["result"]["sessionId"]
-    text = [{"type": "text", "text": f"/stream {UPDATES}"}]
-    began = time.perf_counter()
-    stdin.write(frame(3, "session/prompt", {"sessionId": session, "prompt": text}))
-    while orjson.loads(await stdout.readline()).get("id") != 3:
-        pass
-    seconds = time.perf_counter() - began
-    process.kill()
-    await process.wait()
+    """Updates a second straight from the agent."""
+    raw = await Raw.start(home)
+    seconds = await raw.prompt(100, f"/stream {UPDATES}")
+    await raw.close()
     return UPDATES / seconds
 
 
@@ -173,7 +154,7 @@ def measure() -> dict[str, float]:
             raw_turn, raw_rate, warm, streams, lost = [], [], [], [], 0
             growth = 0.0
             for _ in range(ROUNDS):
-                raw_turn.append(raw_roundtrip(home))
+                raw_turn.append(asyncio.run(raw_roundtrip(home)))
                 warm += server.load("turns", 200)["ms"]
                 raw_rate.append(asyncio.run(raw_updates(home)))
                 before = server.rss_mb()
