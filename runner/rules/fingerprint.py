@@ -6,9 +6,9 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-import orjson
+CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
 
 
 def digest(value: Any) -> str:
@@ -22,10 +22,7 @@ def keyed_digest(value: Any, key: bytes) -> str:
 
 
 def _canonical(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str).encode()
+    return CANONICAL.encode(value).encode()
 
 
 def facets(
