@@ -32,10 +32,12 @@ class FakeSandbox:
         self.gate.set()
         self.fates: list[Gone | Exception] = []
         self.tries = 0
+        self.graces: list[float] = []
         self.agent_pid = 4711
 
     async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
         self.tries += 1
+        self.graces.append(grace_seconds)
         await self.gate.wait()
         fate = self.fates.pop(0) if self.fates else Gone(True, "echild")
         if isinstance(fate, Exception):
@@ -340,6 +342,40 @@ async def test_a_seat_destroyed_while_it_starts_counts_until_its_sandbox_is_gone
     live.sandbox.gate.set()
     await tick()
     assert house.pool.book.taken == 0
+
+
+async def test_a_start_that_failed_behind_its_sandbox_counts_until_that_is_gone_case_c7():
+    house = House(1)
+    cold = house.ask(A)
+    assert isinstance(cold, Cold)
+    sandbox: Any = FakeSandbox()
+    sandbox.fates = [Gone(False, "none", (4242,))]
+    task = house.pool.abandon(cold.seat, sandbox, "harness_start_failed")
+    house.pool.discard(cold.seat, "harness_start_failed")
+    assert (house.pool.book.seats, house.pool.book.taken) == ({}, 1)
+    newcomer = house.ask(B)
+    assert isinstance(newcomer, Cold)
+    assert await house.pool.make_room(newcomer)
+    assert (task.result(), house.now) == (True, pytest.approx(RETRY_SECONDS))
+    assert sandbox.graces == [0.0, 0.0], "nobody waits for the manners of an agent that never served"
+    assert house.pool.book.verdicts == {A: "harness_start_failed"}
+
+
+async def test_a_seat_that_is_given_up_with_its_sandbox_counts_until_that_is_gone(house: House):
+    live = await house.start(A)
+    live.sandbox.gate.clear()
+    house.pool.discard(live.seat, "start_given_up")
+    assert (house.pool.live(A), house.pool.book.taken) == (None, 1)
+    live.sandbox.gate.set()
+    await tick()
+    assert house.pool.book.taken == 0
+
+
+async def test_a_dismissed_seat_is_destroyed_and_its_session_told_once(house: House):
+    live = await house.parked(A, ASKING)
+    house.pool.dismiss(live, "paused_flood")
+    house.pool.dismiss(live, "paused_flood")
+    assert (house.pool.live(A), house.told) == (None, [("a1", "paused_flood")])
 
 
 async def test_a_booked_seat_that_never_got_a_sandbox_leaves_nothing(house: House):

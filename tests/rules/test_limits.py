@@ -44,6 +44,10 @@ def test_each_limit_alone(limits: Limits, progress: Progress, expected: tuple[fl
     assert due(limits, progress) == expected
 
 
+def test_the_defaults_are_those_of_the_design():
+    assert Limits() == Limits(None, 1800, 120, 1800, 300)
+
+
 def test_null_switches_each_off_case_i7():
     """Case I7: whatever the turn does, no limit means no limit, and each can be set without the others."""
     busy = replace(SPOKE, tools=[(0, "make")])

@@ -57,6 +57,7 @@ def selected(option_id: str) -> Reply:
         (call(title="Run it"), ["Run it"]),
         (call(title="Run it", rawInput={"command": "ls"}), ["ls"]),
         (call(), []),
+        (call(title="Run it", rawInput={"command": []}), ["Run it"]),
         (call(title=7, rawInput="ls", locations=5, content=True), []),
         (call(rawInput={"command": 7, "path": None, "url": {}}, locations=["x", None]), []),
     ],
