@@ -282,10 +282,27 @@ async def test_a_killed_agent_fails_its_turn_and_the_next_is_cold(talk: Talk, mo
     assert await talk.agent_pid() != agent
 
 
-async def test_a_failing_model_is_a_failed_turn(talk: Talk, model: ModelServer) -> None:
-    result = await talk.prompt("[[http:400]]")
+FAILURES = {"[[http:400]]": "harness_protocol_error", "[[empty]]": "empty_turn"}
+
+
+@pytest.mark.parametrize("directive", FAILURES)
+async def test_a_failing_model_is_a_failed_turn(talk: Talk, directive: str) -> None:
+    """Refused, or a clean end without any output (case L1); the session goes on."""
+    result = await talk.prompt(directive)
     assert (result["outcome"], result["ok"]) == ("failed", False), result
-    assert result["error"]["code"] == "harness_protocol_error"
+    assert result["error"]["code"] == FAILURES[directive]
     after = await talk.prompt("[[text:well again]]")
     assert after["ok"], after
     assert "well again" in after["text"]
+
+
+async def test_a_stop_while_the_agent_tries_its_model_again(opens: Open, model: ModelServer, name: str) -> None:
+    """Both wait between their tries; a Stop does not wait with them."""
+    talk = opens()
+    talk.fields["env"] = {key: value for key, value in talk.fields["env"].items() if key != "CODEX_MAX_RETRIES"}
+    agent = await warm(talk)
+    turn = talk.dispatch("[[http:500]]")
+    await model.wait_requests(3)
+    assert not turn.over
+    await stopped(talk, turn)
+    await same_agent_answers(talk, agent)
