@@ -1,116 +1,165 @@
-"""What a boot finds: turns whose replica is gone get their one ending (DESIGN 3.9, case M10)."""
+"""What a boot finds: whatever a replica that is gone left open gets its one ending (DESIGN 3.9, case M10)."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import orjson
 
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import outside_of, record_id
 from runner.interactions import desk
+from runner.rules.unfinished import READ, Unfinished, unfinished
 from runner.session.ending import Times
 from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
 from runner.terms import EventType, InteractionStatus, Outcome, PromptState
 from runner.wire.codec import to_json
 
 log = logging.getLogger("runner.session")
-PAGE = 500
+PAGE: Final = 500
+Key = tuple[str, str]
 
 
 async def reconcile(store: Store, clock: Clock) -> int:
-    """End every turn that has no ending as ``lost``; how many there were. Nothing runs yet when this is called."""
+    """End every turn that has no ending as ``lost``; how many there were. Nothing runs yet when this is called.
+
+    Questions expire: their agent died with its replica. Prompts and tool calls that were open on them have failed.
+    """
     turns = await store.open_turns()
     for turn in turns:
-        await _lose(store, clock, turn)
-    chains: dict[tuple[str, str], list[InteractionRow]] = {}
-    for status in (InteractionStatus.PENDING, InteractionStatus.ANSWERED):
-        for row in await store.open_interactions(status):
-            chains.setdefault((row.project, row.session_id), []).append(row)
-    for (project, session_id), rows in chains.items():
-        await _lose_chain(store, clock, project, session_id, rows)
+        await _close(store, clock, (turn.project, turn.session_id), turn)
+    asked = {(row.project, row.session_id) for row in await _open_questions(store)}
+    for key in asked:
+        await _close(store, clock, key, None)
     return len(turns)
 
 
-async def _lose_chain(store: Store, clock: Clock, project: str, session_id: str, rows: list[InteractionRow]) -> None:
-    """The questions' agent died with its replica: they expire, and a chain that was paused on them has failed."""
-    closed = [desk.closed(row, InteractionStatus.EXPIRED) for row in rows]
-    session = await store.session(project, session_id)
-    last = await store.last_turn(project, session_id)
-    if session is None or last is None or last.outcome != Outcome.PAUSED:
-        await store.append([], closed)
-        return
-    events: list[tuple[EventType, dict[str, Any], bool]] = [
-        (EventType.INTERACTION_CLOSED, {"interaction_id": row.interaction_id, "status": row.status}, False)
-        for row in closed
-    ]
-    prompt = await store.prompt(project, session_id, last.prompt_id) if last.prompt_id else None
-    if prompt is not None:
-        events.append((EventType.PROMPT_ENDED, {"prompt_id": prompt.prompt_id, "state": PromptState.FAILED}, False))
-    events.append((EventType.SESSION_IDLE, {}, False))
-    now = clock.now_ms()
-    n = await _last_n(store, session, last.epoch)
-    records = [_record(last, type, data, n + k, now, inside) for k, (type, data, inside) in enumerate(events, start=1)]
-    prompts = [replace(prompt, state=PromptState.FAILED)] if prompt is not None else []
-    await store.append(records, closed, prompts)
-    await store.save_session(replace(session, head_epoch=last.epoch, head_n=n + len(events), updated_at=now))
+async def newest_cursor(store: Store, row: SessionRow) -> tuple[int, int]:
+    """The session's head: records outside of a turn may be newer than what its row says."""
+    head = (row.head_epoch, row.head_n)
+    async for record in _records(store, (row.project, row.session_id), head):
+        head = (record.epoch, record.n)
+    return head
 
 
-async def _lose(store: Store, clock: Clock, turn: TurnRow) -> None:
-    session = await store.session(turn.project, turn.session_id)
-    if session is None:
-        log.error("turn %s has no session", turn.turn_id)
-        return
-    prompt = await store.prompt(turn.project, turn.session_id, turn.prompt_id) if turn.prompt_id else None
-    error = RunnerError("execution_lost", "The runner stopped while this turn was running.")
-    now = clock.now_ms()
-    n = await _last_n(store, session, turn.epoch)
-    events: list[tuple[EventType, dict[str, Any], bool]] = [(EventType.ERROR, error.as_event(), True)]
-    if turn.prompt_id is not None:
-        events.append((EventType.PROMPT_ENDED, {"prompt_id": turn.prompt_id, "state": PromptState.FAILED}, True))
-    events.append((EventType.DONE, {"turn_id": turn.turn_id, "outcome": Outcome.LOST}, True))
-    events.append((EventType.SESSION_IDLE, {}, False))
-    records = [_record(turn, type, data, n + k, now, inside) for k, (type, data, inside) in enumerate(events, start=1)]
-    result = _result(turn, error)
-    ended = replace(turn, outcome=Outcome.LOST, ended_at=now, result=result)
-    head = replace(session, head_epoch=turn.epoch, head_n=n + len(events), updated_at=now)
-    await store.end(Ending(head, ended, _failed(prompt, result), (), records))
-
-
-def _failed(prompt: PromptRow | None, result: dict[str, Any]) -> PromptRow | None:
-    return replace(prompt, state=PromptState.FAILED, result=result) if prompt is not None else None
-
-
-async def _last_n(store: Store, session: SessionRow, epoch: int) -> int:
-    last = session.head_n if session.head_epoch == epoch else 0
-    after = (epoch, 0)
+async def _records(store: Store, key: Key, after: tuple[int, int] | None) -> AsyncIterator[RecordRow]:
     while True:
-        rows = await store.records(session.project, session.session_id, after, PAGE)
-        if rows:
-            after = (rows[-1].epoch, rows[-1].n)
-            last = max([last, *(row.n for row in rows if row.epoch == epoch)])
+        rows = await store.records(*key, after, PAGE)
+        for row in rows:
+            yield row
         if len(rows) < PAGE:
-            return last
+            return
+        after = (rows[-1].epoch, rows[-1].n)
 
 
-def _record(turn: TurnRow, type: EventType, data: dict[str, Any], n: int, at: int, inside: bool) -> RecordRow:
-    turn_id = turn.turn_id if inside else None
-    return RecordRow(
-        turn.project,
-        turn.session_id,
-        record_id(turn.session_id, turn_id or outside_of(turn.epoch), n),
-        turn_id,
-        turn.prompt_id if inside else None,
-        turn.epoch,
-        n,
-        type,
-        to_json(data),
-        at,
-    )
+async def _open_questions(store: Store) -> list[InteractionRow]:
+    return [
+        row
+        for status in (InteractionStatus.PENDING, InteractionStatus.ANSWERED)
+        for row in await store.open_interactions(status)
+    ]
 
 
-def _result(turn: TurnRow, error: RunnerError) -> dict[str, Any]:
+async def _close(store: Store, clock: Clock, key: Key, turn: TurnRow | None) -> None:
+    session = await store.session(*key)
+    if session is None:
+        log.error("session %s has no row", key[1])
+        return
+    head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
+    folded = []
+    async for row in _records(store, key, None):
+        head = max(head, (row.epoch, row.n))
+        if row.type in READ:
+            folded.append((row.type, orjson.loads(row.data)))
+    open_now = unfinished(folded)
+    questions = [
+        desk.closed(row, InteractionStatus.EXPIRED)
+        for row in await _open_questions(store)
+        if (row.project, row.session_id) == key
+    ]
+    if turn is not None and turn.prompt_id is not None:
+        open_now.prompts[turn.prompt_id] = None
+    if open_now.context:
+        session = replace(session, agent_state={**session.agent_state, "has_context": True})
+    closing = _Closing(session, head[0] + 1, clock.now_ms(), turn)
+    closing.write(open_now, questions)
+    prompts = [known for name in open_now.prompts if (known := await store.prompt(*key, name)) is not None]
+    await _save(store, closing, questions, prompts)
+
+
+async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> None:
+    turn, records = closing.turn, closing.records
+    failed = [replace(row, state=PromptState.FAILED) for row in prompts]
+    head = replace(closing.session, head_epoch=closing.epoch, head_n=len(records), updated_at=closing.at)
+    if turn is None:
+        await store.append(records, questions, failed)
+        await store.save_session(head)
+        return
+    result = _result(turn)
+    own = next((replace(row, result=result) for row in failed if row.prompt_id == turn.prompt_id), None)
+    others = [row for row in failed if row.prompt_id != turn.prompt_id]
+    ended = replace(turn, outcome=Outcome.LOST, ended_at=closing.at, result=result)
+    await store.end(Ending(head, ended, own, questions, records, others))
+
+
+@dataclass(slots=True)
+class _Closing:
+    """Writes a session's last events of a lost replica.
+
+    They have an epoch of their own: the lost replica may have shown frames, and their cursors are never used again.
+    """
+
+    session: SessionRow
+    epoch: int
+    at: int
+    turn: TurnRow | None
+    records: list[RecordRow] = field(default_factory=list)
+
+    def write(self, open_now: Unfinished, questions: list[InteractionRow]) -> None:
+        """Every ending that is missing, in the order of a turn's own end."""
+        turn = self.turn
+        for row in questions:
+            self._event(EventType.INTERACTION_CLOSED, desk.closing(row), turn)
+        for tool in open_now.tools.values():
+            self._event(EventType.TOOL_CALL, {**tool, "status": "failed"}, turn)
+        if turn is not None or open_now.prompts:
+            self._event(EventType.ERROR, _lost().as_event(), turn)
+        for prompt_id in open_now.prompts:
+            data = {"prompt_id": prompt_id, "state": PromptState.FAILED.value}
+            self._event(EventType.PROMPT_ENDED, data, turn, prompt_id)
+        if turn is not None:
+            self._event(EventType.DONE, {"turn_id": turn.turn_id, "outcome": Outcome.LOST.value}, turn)
+        if open_now.busy:
+            self._event(EventType.SESSION_IDLE, {}, None)
+
+    def _event(self, type: EventType, data: dict[str, Any], turn: TurnRow | None, of: str | None = None) -> None:
+        session, n = self.session, len(self.records) + 1
+        prompt_id = of or (turn.prompt_id if turn is not None else None)
+        self.records.append(
+            RecordRow(
+                session.project,
+                session.session_id,
+                record_id(session.session_id, outside_of(self.epoch), n),
+                turn.turn_id if turn is not None else None,
+                prompt_id,
+                self.epoch,
+                n,
+                type,
+                to_json(data),
+                self.at,
+            )
+        )
+
+
+def _lost() -> RunnerError:
+    return RunnerError("execution_lost", "The runner stopped while this turn was running.")
+
+
+def _result(turn: TurnRow) -> dict[str, Any]:
     return {
         "ok": False,
         "session_id": turn.session_id,
@@ -118,7 +167,7 @@ def _result(turn: TurnRow, error: RunnerError) -> dict[str, Any]:
         "prompt_ids": [turn.prompt_id] if turn.prompt_id else [],
         "outcome": Outcome.LOST.value,
         "stop_reason": None,
-        "error": error.as_event(),
+        "error": _lost().as_event(),
         "text": "",
         "usage": {},
         "start": None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from runner.clock import Clock
@@ -14,6 +15,7 @@ from runner.pool.pool import Pool
 from runner.rules.limits import Limits
 from runner.rules.pool import Key
 from runner.session.effective import restored
+from runner.session.reconcile import newest_cursor
 from runner.session.session import LastTurn, Session
 from runner.store.port import SessionRow, Store
 from runner.tasks import Tasks
@@ -108,10 +110,11 @@ class Registry:
         if row is None:
             return None
         last = await self._store.last_turn(*key)
+        head_epoch, head_n = await newest_cursor(self._store, row)
         known = self._sessions.get(key)
         if known is not None:
             return known
-        session = self._add(row)
+        session = self._add(replace(row, head_epoch=head_epoch, head_n=head_n))
         if last is not None and last.outcome is not None and last.ended_at is not None:
             session.last_turn = LastTurn(last.turn_id, last.outcome, last.stop_reason, last.ended_at)
         return session
