@@ -27,6 +27,7 @@ from runner.wire.models import AnswerRequest
 
 log = logging.getLogger("runner.session")
 CONSUMED_SECONDS: Final = 10.0
+GONE_SECONDS: Final = 1.0
 HELD_BYTES: Final = 16 * 1024 * 1024
 
 Start = Callable[[Session, TurnRun], None]
@@ -208,6 +209,8 @@ class PausedChains:
         except RunnerError as error:
             return await self._unclaim(answering, error.message)
         if not admitted or not run.gave(answering.row.interaction_id):
+            if admitted:
+                await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
             return await self._unclaim(answering, "The session could not be resumed.")
         row = desk.closed(answering.row, InteractionStatus.CONSUMED)
         session.outbox.questions([row])

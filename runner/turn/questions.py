@@ -64,12 +64,12 @@ class Questions:
         self._journal.event(EventType.INTERACTION_REQUESTED, desk.view(row))
 
     def answer(self, row: InteractionRow, reply: permission.Reply) -> bool:
-        """Answer an open question on its still open request; False when it is no longer open here."""
-        question = self._live.questions.pop(row.interaction_id, None)
-        if question is None:
+        """Answer an open question on its still open request; False when nobody waits for it there any more."""
+        question = self._live.questions.get(row.interaction_id)
+        if question is None or not self.reply(question.key, reply):
             return False
+        del self._live.questions[row.interaction_id]
         self.open.pop(row.interaction_id, None)
-        self.reply(question.key, reply)
         self._close(row)
         return True
 
@@ -91,21 +91,21 @@ class Questions:
                 if row is not None:
                     self._close(desk.closed(row, InteractionStatus.CANCELLED))
 
-    def reply(self, key: Any, reply: permission.Reply) -> None:
-        """Answer a permission request on the wire."""
-        send_reply(self._live, key, reply)
+    def reply(self, key: Any, reply: permission.Reply) -> bool:
+        """Answer a permission request on the wire; False when it is closed."""
+        return send_reply(self._live, key, reply)
 
     def _close(self, row: InteractionRow) -> None:
         self.closed.append(row)
         self._journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
 
 
-def send_reply(live: LiveSeat, key: Any, reply: permission.Reply) -> None:
-    """Answer a permission request; an agent that is gone needs none."""
+def send_reply(live: LiveSeat, key: Any, reply: permission.Reply) -> bool:
+    """Answer a permission request; False when the agent is gone or took it back."""
     try:
         if reply.result is not None:
-            live.connection.respond(key, reply.result)
-        else:
-            live.connection.respond_error(key, permission.DENY_ERROR, reply.message)
+            return live.connection.respond(key, reply.result)
+        return live.connection.respond_error(key, permission.DENY_ERROR, reply.message)
     except ConnectionError:
         log.debug("the agent went away before its permission request was answered")
+        return False

@@ -47,5 +47,5 @@ def test_what_is_left_open(records: list[tuple[str, Any]], left: Unfinished) -> 
 
 
 def test_only_what_says_something_must_be_read() -> None:
-    assert all(unfinished([(kind, data)]) == Unfinished() for kind, data in [("done", {}), ("error", {})])
+    assert all(unfinished([(kind, {})]) == Unfinished() for kind in ("done", "error", "message", "interaction_closed"))
     assert {BUSY[0], IDLE[0], "turn_admitted", "prompt_ended", "tool_call", "user_message"} <= READ
