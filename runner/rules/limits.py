@@ -36,6 +36,7 @@ class Progress:
         updated: an update arrived.
         output: message text or a tool call arrived.
         tools: (started_at, title) of each tool call that runs and is not waiting for a human.
+        open_tools: a tool call has no ending yet, whether it runs or only waits to.
         asking: a question to a human is open; the agent is not expected to speak.
     """
 
@@ -45,6 +46,7 @@ class Progress:
     updated: bool
     output: bool
     tools: Iterable[tuple[float, str]] = ()
+    open_tools: bool = False
     asking: bool = False
 
 
@@ -80,7 +82,7 @@ def first_due(limits: Limits, progress: Progress) -> Due | None:
         add("limit_idle", max(progress.last_life, progress.prompted_at), limits.idle_seconds)
         if not progress.updated:
             add("limit_first_update", progress.prompted_at, limits.first_update_seconds)
-        if progress.output and not tools:
+        if progress.output and not tools and not progress.open_tools:
             add("limit_quiet", progress.last_life, limits.quiet_seconds)
     for started_at, title in tools:
         add("limit_tool_call", started_at, limits.tool_call_seconds, title)

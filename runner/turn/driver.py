@@ -341,6 +341,7 @@ class Driver:
             updated=self.first_update_at is not None,
             output=self.machine.output,
             tools=[(tool.started_at, str(tool.data.get("title"))) for tool in running],
+            open_tools=self._tools.open,
             asking=bool(self.questions),
         )
 

@@ -45,6 +45,11 @@ class ToolCalls:
                 record = (EventType.TOOL_CALL, {**tool.data, "status": "deferred"})
                 self._journal.event(EventType.TOOL_CALL_UPDATE, shown, as_record=record)
 
+    @property
+    def open(self) -> bool:
+        """Whether a call has no ending yet; some agents never say that one runs."""
+        return any(not tool.ended for tool in self._live.tools.values())
+
     def running(self, waiting: set[str | None]) -> list[OpenTool]:
         """Calls that execute and do not wait for one of these questions."""
         return [tool for key, tool in self._live.tools.items() if tool.running and key not in waiting]

@@ -35,6 +35,7 @@ def due(limits: Limits, progress: Progress) -> tuple[float, str] | None:
         (replace(OFF, quiet_seconds=100), SPOKE, (150, "limit_quiet")),
         (replace(OFF, quiet_seconds=100), replace(SPOKE, output=False), None),
         (replace(OFF, quiet_seconds=100), replace(SPOKE, tools=[(40, "make")]), None),
+        (replace(OFF, quiet_seconds=100), replace(SPOKE, open_tools=True), None),
         (replace(OFF, tool_call_seconds=100), replace(SPOKE, tools=[(40, "make")]), (140, "limit_tool_call")),
         (replace(OFF, tool_call_seconds=100), replace(SPOKE, tools=[(40, "b"), (30, "a")]), (130, "limit_tool_call")),
         (replace(OFF, tool_call_seconds=100), SPOKE, None),
@@ -102,6 +103,7 @@ progresses = st.builds(
     updated=st.booleans(),
     output=st.booleans(),
     tools=st.lists(st.tuples(moments, st.text(max_size=5)), max_size=3),
+    open_tools=st.booleans(),
     asking=st.booleans(),
 )
 
