@@ -44,7 +44,9 @@ def test_a_value_is_a_text_not_a_pattern():
     assert Redactor([".*[a-z]+$"]).text("anything .*[a-z]+$ at all") == f"anything {MASK} at all"
 
 
-@pytest.mark.parametrize("value", ['quo"te\\back', "line\nbreak\tand tab", "pässwörd-ü", "emoji-\U0001f511-key"])
+@pytest.mark.parametrize(
+    "value", ['quo"te\\back', "line\nbreak\tand tab", "pässwörd-ü", "emoji-\U0001f511-key", 'pä"ss-key']
+)
 def test_the_json_spellings_of_a_value_are_masked_too(value: str):
     redactor = Redactor([value])
     for text in (value, json.dumps({"key": value}), json.dumps({"key": value}, ensure_ascii=False)):
@@ -83,11 +85,15 @@ def test_a_secret_whose_end_is_its_own_beginning():
     assert streamed(Redactor(["abcabc"]), ["abcabc", "abc", "x"]) == [MASK, "", "abcx", ""]
 
 
+def test_secrets_that_overlap_each_other_in_a_row():
+    assert streamed(Redactor(["ababab"]), ["ababababa", "bab", "a"]) == [MASK, MASK, "", "a"]
+
+
 def test_the_mask_itself_is_never_taken_for_the_beginning_of_a_secret():
     assert streamed(Redactor([KEY, "]tail-secret"]), [KEY, "tail-secret"]) == [MASK, "tail-secret", ""]
 
 
-LETTERS = st.text("ab-", min_size=6, max_size=9)
+LETTERS = st.text("ab-", min_size=6, max_size=9) | st.sampled_from(["ababab", "aaaaaa", "aaaaaab", "ab-ab-ab"])
 
 
 @st.composite
