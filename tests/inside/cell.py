@@ -7,12 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from tests.agents.census import alive_with
 
 INSIDE = Path(__file__).resolve().parents[2] / "sandboxes" / "inside"
 INIT = INSIDE / "init.py"
@@ -24,39 +24,12 @@ AS_NOBODY = (
 )
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "the condition") -> Any:
-    """Poll until ``condition`` is true and return its value; fails the test after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true in {seconds} s"
-        time.sleep(0.005)
-
-
-def alive_with(marker: str) -> dict[int, str]:
-    """Live processes whose environment holds ``marker``, found in all of /proc: pid to command line."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if f"{MARKER}={marker}".encode() not in (entry / "environ").read_bytes():
-                continue
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "ZX":
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-    return found
-
-
 class Cell:
     """Starts the init with pipes as the agent's stdio; a context manager that leaves nobody behind."""
 
     def __init__(self, unprivileged: bool = False, init: Sequence[str] = (str(INIT),)) -> None:
         self.marker = uuid.uuid4().hex
+        self.variable = f"{MARKER}={self.marker}"
         self.events: list[dict[str, Any]] = []
         self._next_id = 0
         self._buffer = b""
@@ -86,15 +59,13 @@ class Cell:
     def __enter__(self) -> Cell:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.control.close()
         self.close_stdin()
         os.close(self.stdout)
         os.close(self.stderr)
         self.process.wait(20)
-        assert alive_with(self.marker) == {}
+        assert alive_with(self.variable) == {}
 
     def send(self, **request: Any) -> int:
         """Send a request without waiting; its id."""
@@ -174,4 +145,4 @@ class Cell:
 
     def alive(self) -> dict[int, str]:
         """Who is alive in the cell, the init included, seen from outside."""
-        return alive_with(self.marker)
+        return alive_with(self.variable)

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 from acp import schema
+
+from tests.agents.census import kill_all
 
 AGENT = Path(__file__).resolve().parents[2] / "sandboxes" / "inside" / "demo_agent.py"
 RESULTS: dict[str, Any] = {
@@ -29,6 +32,7 @@ class DemoClient:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self._variable = f"DEMO_TEST={uuid.uuid4().hex}"
         self.noise: list[bytes] = []
         self.questions: list[dict[str, Any]] = []
         self._id = 0
@@ -38,7 +42,12 @@ class DemoClient:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"HOME": str(home), "PATH": os.environ["PATH"], "GREETING": "hello from the environment"},
+            env={
+                "HOME": str(home),
+                "PATH": os.environ["PATH"],
+                "GREETING": "hello from the environment",
+                **dict([self._variable.split("=")]),
+            },
         )
         self.session = ""
 
@@ -47,7 +56,7 @@ class DemoClient:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.kill()
+        kill_all(self._variable)
         self.process.communicate()
 
     def open(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inside.cell import until
+from tests.agents.census import until
 from tests.inside.demo_client import DemoClient, text_of
 
 

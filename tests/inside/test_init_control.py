@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.inside.cell import INIT, MARKER, Cell, alive_with, until
+from tests.agents.census import alive_with, until
+from tests.inside.cell import INIT, MARKER, Cell
 
 
 def test_ready_says_that_orphans_come_home(cell: Cell) -> None:
@@ -183,7 +184,7 @@ def test_a_peer_that_does_not_read_cannot_block_the_init() -> None:
 
 def test_ps_tells_marked_from_new(cell: Cell) -> None:
     agent = cell.spawn("sh", "-c", "sleep 600 & while read line; do $line & echo ok; done")
-    until(lambda: any("sleep 600" in line for line in cell.alive().values()))
+    until(lambda: "sleep 600 " in cell.alive().values())
     cell.ok(op="mark", turn="t")
     assert cell.say("sleep 500") == "ok"
     until(lambda: "sleep 500 " in cell.alive().values())
@@ -217,11 +218,11 @@ def test_a_killed_runner_leaves_nobody() -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        until(lambda: len(alive_with(marker)) >= 5, what="runner, init, agent and two children")
+        until(lambda: len(alive_with(f"{MARKER}={marker}")) >= 5, what="runner, init, agent and two children")
     finally:
         runner.kill()
         runner.wait()
-    until(lambda: alive_with(marker) == {}, what="an empty cell")
+    until(lambda: alive_with(f"{MARKER}={marker}") == {}, what="an empty cell")
 
 
 def test_only_one_use_of_the_program() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.inside.cell import Cell, until
+from tests.agents.census import until
+from tests.inside.cell import Cell
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
 LAME = Path(__file__).with_name("lame_init.py")
