@@ -152,7 +152,7 @@ def test_cancel_settles_and_drops_the_rest(script: AgentScript, start: Start) ->
 def test_late_answers_to_a_cancel(
     script: AgentScript, start: Start, tmp_path: Path, step: dict[str, Any], answer: Any
 ) -> None:
-    """Cases A7, A9, A16: the cancel is only acknowledged, then answered when the gate opens, then spoken after."""
+    """The cancel is only acknowledged, then answered when the gate opens, then spoken after."""
     gate = Gate(tmp_path / "gate")
     script.on_prompt(steps.text("a"), steps.hang())
     script.on_cancel(steps.text("stopping"), steps.gate(gate), step, steps.text("late"))
@@ -167,7 +167,7 @@ def test_late_answers_to_a_cancel(
 
 
 def test_a_cancel_that_gets_lost_and_one_that_works(script: AgentScript, start: Start) -> None:
-    """Case A2: the first cancel is swallowed, the repeated one obeyed."""
+    """The first cancel is swallowed, the repeated one obeyed."""
     script.on_prompt(steps.hang()).on_cancel().on_cancel(steps.settle())
     wire = start(script)
     wire.prompt()
@@ -178,7 +178,6 @@ def test_a_cancel_that_gets_lost_and_one_that_works(script: AgentScript, start: 
 
 
 def test_second_terminal_with_the_next_prompt(script: AgentScript, start: Start) -> None:
-    """Case A4."""
     script.on_prompt(steps.reply_stop("cancelled"))
     script.on_prompt(steps.reply_to(1), steps.text("real"), steps.reply(), steps.reply(again=True))
     wire = start(script)
@@ -211,7 +210,7 @@ def test_permission(script: AgentScript, start: Start, choice: dict[str, Any], v
 
 @pytest.mark.parametrize(("ids", "expected"), [("one", [1, 2]), ("zero", [0, 1]), ("uuid", None)])
 def test_two_permissions_at_once(tmp_path: Path, start: Start, ids: str, expected: list[int] | None) -> None:
-    """Case F8: both are open, answered in reverse order."""
+    """Both are open, answered in reverse order."""
     script = AgentScript(tmp_path, ids=ids)
     script.on_prompt(steps.ask("a", wait=False), steps.ask("b", wait=False), steps.answers(), steps.reply())
     wire = start(script)
@@ -226,7 +225,6 @@ def test_two_permissions_at_once(tmp_path: Path, start: Start, ids: str, expecte
 
 @pytest.mark.parametrize("size", [65535, 65536, 65537, 1024 * 1024])
 def test_lines_of_an_exact_size(script: AgentScript, start: Start, size: int) -> None:
-    """Case E1."""
     wire = start(script.on_prompt(steps.line(size), steps.line(size, pieces=7), steps.reply()))
     wire.prompt()
     for _ in range(2):
@@ -236,7 +234,6 @@ def test_lines_of_an_exact_size(script: AgentScript, start: Start, size: int) ->
 
 
 def test_noise_flood_and_stderr(script: AgentScript, start: Start) -> None:
-    """Cases E3, E4, E6."""
     script.on_start(steps.noise()).on_prompt(steps.stderr(5000), steps.flood(300_000), steps.exit_with(3, "last words"))
     wire = start(script)
     for noise in steps.NOISE.values():
@@ -257,7 +254,6 @@ def test_odd_texts_travel(script: AgentScript, start: Start) -> None:
 
 
 def test_handshake_variants(script: AgentScript, start: Start) -> None:
-    """Case E11."""
     script.on_initialize(steps.reply_merged(protocolVersion="1")).on_initialize(
         steps.reply_merged(["protocolVersion", "agentCapabilities"])
     )
@@ -269,7 +265,7 @@ def test_handshake_variants(script: AgentScript, start: Start) -> None:
 
 
 def test_silence_gates_and_idle_updates(script: AgentScript, start: Start, tmp_path: Path) -> None:
-    """Cases A12, E8, L6: no answer at all, a delayed session/new, an update before any prompt."""
+    """No answer at all, a delayed session/new, an update before any prompt."""
     gate = Gate(tmp_path / "new")
     script.on_initialize().on_new(steps.gate(gate), steps.reply(), steps.text("banner"))
     wire = start(script)
@@ -306,7 +302,7 @@ def test_blocked_by_its_tool_until_the_tool_is_killed(script: AgentScript, start
 
 
 def test_wrapper_that_dies_alone(tmp_path: Path, start: Start) -> None:
-    """Case D2: TERM ends the wrapper, the real agent lives on and ignores it."""
+    """TERM ends the wrapper, the real agent lives on and ignores it."""
     script = AgentScript(tmp_path, wrap=True, ignore_signals=("TERM", "HUP"), stay=True)
     wire = start(script)
     wire.prompt()
@@ -333,14 +329,12 @@ def test_stops_reading(tmp_path: Path, start: Start) -> None:
     ("step", "code"), [(steps.exit_with(0), 0), (steps.exit_with(9), 9), (steps.die_by("KILL"), -9)]
 )
 def test_exits(script: AgentScript, start: Start, step: dict[str, Any], code: int) -> None:
-    """Case E5."""
     wire = start(script.on_new(step))
     wire.send("session/new")
     assert wire.process.wait(5) == code
 
 
 def test_unknown_methods_to_the_client(script: AgentScript, start: Start) -> None:
-    """Case E10."""
     script.on_prompt(
         steps.notify("_vendor/progress", percent=5),
         steps.update("brand_new_kind", anything=1),

@@ -178,7 +178,7 @@ def test_small_commands(demo: DemoClient) -> None:
 
 
 def test_odd_endings(demo: DemoClient) -> None:
-    """Case L1: a turn without output, and one that fails."""
+    """A turn without output, and one that fails."""
     reply, updates = demo.prompt("/empty")
     assert (reply["result"], updates) == ({"stopReason": "end_turn"}, [])
     reply, _ = demo.prompt("/error out of cheese")
@@ -186,7 +186,7 @@ def test_odd_endings(demo: DemoClient) -> None:
 
 
 def test_noise_and_stderr(demo: DemoClient) -> None:
-    """Cases E4, E6: garbage between frames, and a flood of log lines."""
+    """Garbage between frames, and a flood of log lines."""
     assert demo.said("/noise") == "before after"
     assert len(demo.noise) >= 8
     assert demo.said("/stderr 2000") == "wrote 2000 bytes of log"

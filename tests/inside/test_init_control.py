@@ -66,7 +66,7 @@ def test_stdio_ends_with_the_agent(cell: Cell) -> None:
     [("exit 0", 0, None), ("exit 7", 7, None), ("kill -KILL $$", None, 9), ("kill -TERM $$", None, 15)],
 )
 def test_exit_report(cell: Cell, command: str, code: int | None, number: int | None) -> None:
-    """Case E5: how the agent ended is known, and the init stays until it is told."""
+    """How the agent ended is known, and the init stays until it is told."""
     pid = cell.spawn("sh", "-c", command)
     assert cell.event("exited") == {"event": "exited", "pid": pid, "code": code, "signal": number}
     assert cell.ok(op="ps")["agent"] is None

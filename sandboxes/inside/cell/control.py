@@ -62,6 +62,7 @@ class Init:
         self._teardown: Teardown | None = None
         self._teardown_ids: list[Any] = []
         self._terminated = False
+        self._listening = True
 
     def run(self, subreaper: bool) -> NoReturn:
         """Serve until the cell is torn down."""
@@ -70,7 +71,8 @@ class Init:
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
         while True:
-            poll.register(self._channel.fileno(), self._channel.events)
+            if not self._channel.ended:
+                poll.register(self._channel.fileno(), self._channel.events)
             ready = dict(poll.poll(self._timeout()))
             if wakeup in ready:
                 os.read(wakeup, 4096)
@@ -106,11 +108,9 @@ class Init:
 
     def _abandon(self, poll: select.poll) -> None:
         """Nobody listens or the init was told to go: no grace, no reply needed."""
-        if self._channel.ended:
-            try:
-                poll.unregister(self._channel.fileno())
-            except KeyError:
-                pass
+        if self._channel.ended and self._listening:
+            self._listening = False
+            poll.unregister(self._channel.fileno())
         if self._teardown is None:
             self._teardown = Teardown(self._children, 0.0, time.monotonic() + LINGER_SECONDS)
         self._teardown.hurry()
