@@ -225,6 +225,11 @@ def test_a_killed_runner_leaves_nobody() -> None:
     until(lambda: alive_with(f"{MARKER}={marker}") == {}, what="an empty cell")
 
 
+def test_a_runner_that_is_gone_before_the_first_word(cell: Cell) -> None:
+    cell.control.close()
+    assert cell.process.wait(10) == 0
+
+
 def test_only_one_use_of_the_program() -> None:
     wrong = subprocess.run([sys.executable, "-I", "-S", str(INIT), "--control"], capture_output=True, check=False)
     assert (wrong.returncode, wrong.stderr) == (2, b"usage: init.py --control-fd N\n")

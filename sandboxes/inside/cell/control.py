@@ -70,6 +70,7 @@ class Init:
         self._channel.send({"event": "ready", "pid": os.getpid(), "subreaper": subreaper})
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
+        poll.register(self._channel.fileno(), 0)
         while True:
             if not self._channel.ended:
                 poll.register(self._channel.fileno(), self._channel.events)
