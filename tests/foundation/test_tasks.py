@@ -44,7 +44,7 @@ async def test_an_error_is_logged_with_the_tasks_name_and_stops_nobody(caplog: p
     [record] = caplog.records
     assert "pool:doomed" in record.getMessage()
     assert record.exc_info is not None
-    assert record.levelno == logging.ERROR
+    assert (record.name, record.levelno) == ("runner.tasks", logging.ERROR)
 
 
 async def test_a_cancelled_task_is_no_error(caplog: pytest.LogCaptureFixture):
@@ -166,6 +166,15 @@ async def test_shielded_work_of_a_cancelled_caller_is_bounded_all_the_same(caplo
         await task
     assert asyncio.get_running_loop().time() == pytest.approx(5)
     assert "clean-up failed" in caplog.text
+
+
+async def test_work_that_is_cancelled_itself_says_so():
+    async def cancels_itself() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await shielded(cancels_itself(), 5)
+    assert asyncio.get_running_loop().time() == 0
 
 
 async def test_a_cancel_at_the_very_moment_of_the_end_is_not_lost():
