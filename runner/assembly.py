@@ -265,6 +265,7 @@ async def serve(
         log.warning("sandboxes have isolation %s: agents run with this user's rights", ISOLATION)
         replica = await build(settings, state_dir=state_dir, replica_id=replica_id, store=store)
         stack.push_async_callback(replica.close)
+        stop = _stop_by_signals()
         site, url = await start_site(build_app(replica.coordinator, settings, tokens, bind_host=host), host, port)
         stack.push_async_callback(stop_site, site)
         stack.push_async_callback(replica.coordinator.drain, settings.turn.drain_seconds)
@@ -273,17 +274,17 @@ async def serve(
         if own:
             log.info("token in %s", state_dir / "token")
         on_ready({"ready": True, "url": url, "replica_id": replica_id})
-        await _stopped()
+        await stop.wait()
         log.info("draining")
     return 0
 
 
-async def _stopped() -> None:
+def _stop_by_signals() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _signalled, stop, number)
-    await stop.wait()
+    return stop
 
 
 def _signalled(stop: asyncio.Event, number: int) -> None:

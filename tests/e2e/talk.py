@@ -8,7 +8,7 @@ import signal
 from collections import Counter
 from typing import Any
 
-from runner.client import Client
+from runner.client import ApiError, Client
 from tests.e2e.server import SECONDS, Server, alive, until
 
 Line = dict[str, Any]
@@ -98,6 +98,14 @@ class Talk:
     async def prompt(self, prompt: Any = "hi", **fields: Any) -> dict[str, Any]:
         """Dispatch and wait for the result."""
         return await self.dispatch(prompt, **fields).result()
+
+    async def refused(self, prompt: Any = "hi", **fields: Any) -> ApiError:
+        """Dispatch what is refused before its first line; the refusal."""
+        try:
+            result = await self.prompt(prompt, **fields)
+        except ApiError as error:
+            return error
+        raise AssertionError(f"not refused: {result}")
 
     async def stop(self, seconds: float = SECONDS) -> dict[str, Any]:
         """Stop and wait for the outcome."""

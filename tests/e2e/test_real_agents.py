@@ -306,3 +306,25 @@ async def test_a_stop_while_the_agent_tries_its_model_again(opens: Open, model: 
     assert not turn.over
     await stopped(talk, turn)
     await same_agent_answers(talk, agent)
+
+
+async def test_a_killed_server_leaves_no_agent(
+    tmp_path: Path, installed_harnesses: InstalledHarnesses, name: str, model: ModelServer
+) -> None:
+    """Codex ignores the end of its stdin, both run their tools in sessions of their own: the cell's end takes all."""
+    server = Server(tmp_path / "own")
+    installed_harnesses.link_into(server.state_dir)
+    server.start()
+    env = model_variables(name, model)
+    async with server.client() as client:
+        talk = Talk(server, client, "s", harness=name, env=env, permissions={"default": "allow"})
+        turn = talk.dispatch(f"[[shell:{SLEEP.format(file='tool.pid')}]]")
+        tool = await pid_in(talk, "tool.pid")
+        agent = await talk.agent_pid()
+        server.kill()
+        await turn.drop()
+    await gone(agent, "the agent")
+    await gone(tool, "its tool")
+    await until(lambda: not server.census() and not server.everybody(), "the cell is gone")
+    server.start()
+    server.stop()
