@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from runner.rules.reuse import Parked, reuse_verdict
 from runner.terms import SeatState
 
 Key = tuple[str, str]
+REMEMBERED: Final = 10_000
 
 
 class BookError(Exception):
@@ -72,13 +74,17 @@ class Full:
 
 @dataclass(slots=True)
 class Book:
-    """All seats of one replica. Only these methods change it, none awaits, each decides as a whole."""
+    """All seats of one replica. Only these methods change it, none awaits, each decides as a whole.
+
+    ``verdicts`` and ``generations`` outlive their seats, of the ``REMEMBERED`` sessions that started one last.
+    """
 
     max_seats: int
     seats: dict[Key, Seat] = field(default_factory=dict)
     tearing: dict[str, Seat] = field(default_factory=dict)
     verdicts: dict[Key, str] = field(default_factory=dict)
     generations: dict[Key, int] = field(default_factory=dict)
+    forgotten: int = 0
 
     @property
     def taken(self) -> int:
@@ -149,12 +155,23 @@ class Book:
             waits.append(goner.seat_id)
         for gone in goners:
             self.remove(gone, reason if gone is goner else "evicted")
-        generation = self.generations.get(key, 0) + 1
-        self.generations[key] = generation
-        seat = Seat(key, seat_id, generation, provider, facets, secrets_expire_at_ms, turn_id=turn_id, reason=reason)
+        seat = Seat(key, seat_id, self._generation(key), provider, facets, secrets_expire_at_ms)
+        seat.turn_id, seat.reason = turn_id, reason
         self.seats[key] = seat
         self.verdicts.pop(key, None)
         return Cold(seat, reason, tuple(goners), tuple(waits))
+
+    def _generation(self, key: Key) -> int:
+        """The session's next generation; grows also when the last one was forgotten."""
+        generation = self.generations.pop(key, self.forgotten) + 1
+        self.generations[key] = generation
+        if len(self.generations) > REMEMBERED:
+            held = {*self.seats, key, *(torn.key for torn in self.tearing.values())}
+            oldest = next((other for other in self.generations if other not in held), None)
+            if oldest is not None:
+                self.forgotten = max(self.forgotten, self.generations[oldest])
+                self.forget(oldest)
+        return generation
 
     def claim_paused(self, key: Key, turn_id: str) -> Seat | None:
         """The seat that awaits an approval becomes busy for the turn that resumes it; None when there is none."""

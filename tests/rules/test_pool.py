@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from runner.rules import pool as module
 from runner.rules.pool import Book, BookError, Cold, Full, Hit, Key, Refused, Seat
 from runner.rules.reuse import FACETS, Parked
 from runner.terms import SeatState
@@ -244,6 +245,19 @@ def test_an_old_generation_cannot_move_the_new_one():
     with pytest.raises(BookError):
         desk.book.remove(old, "late")
     assert desk.book.holds(new)
+
+
+def test_what_is_remembered_of_sessions_without_a_seat_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "REMEMBERED", 3)
+    desk = Desk(2)
+    holder = desk.seat(("p", "holder"), parked=None)
+    for name in ("a", "b", "a", "c", "d", "e"):
+        seat = desk.seat(("p", name))
+        desk.book.remove(seat, "kill")
+        desk.book.torn(seat.seat_id)
+    assert set(desk.book.generations) == {holder.key, D, ("p", "e")}
+    assert set(desk.book.verdicts) == {D, ("p", "e")}
+    assert desk.seat(A).generation > 2, "an old seat of a forgotten session can never be taken for a new one"
 
 
 def test_an_ended_session_is_forgotten():
