@@ -13,6 +13,7 @@ from typing import Any, Final, Self, TypeVar
 from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.store import rows
+from runner.store.inline import InlineWriter
 from runner.store.port import (
     Admission,
     Ending,
@@ -23,7 +24,7 @@ from runner.store.port import (
     TurnRow,
 )
 from runner.store.sql import SCHEMA_VERSION, STATEMENTS, load
-from runner.store.threads import Query, Reader, Statement, Transaction, Writer, checkpoint
+from runner.store.threads import Query, Reader, Statement, Transaction, Writer, checkpoint, resolve
 
 Row = TypeVar("Row")
 
@@ -48,7 +49,7 @@ class SqliteStore:
 
     def __init__(self, store_id: str, connections: Sequence[sqlite3.Connection]) -> None:
         loop = asyncio.get_running_loop()
-        write, read, copy = connections
+        write, read, copy, inline = connections
         self.store_id = store_id
         self.busy = 0
         self._loop = loop
@@ -56,6 +57,7 @@ class SqliteStore:
         self._reader = Reader("reader", loop, read)
         self._copier = Reader("copier", loop, copy)
         self._writer = Writer(loop, write, self._copier)
+        self._inline = InlineWriter(loop, inline, self._writer, self._copier)
         self._closed = False
         self._tick: list[Transaction] = []
         for thread in (self._reader, self._copier, self._writer):
@@ -157,6 +159,7 @@ class SqliteStore:
         if not self._closed:
             self._closed = True
             self._hand_over()
+            self._inline.close()
             self._writer.put(None)
             await asyncio.to_thread(self._shut)
 
@@ -177,10 +180,15 @@ class SqliteStore:
         return await self._answer(future)
 
     def _hand_over(self) -> None:
-        """All that one tick of the loop wrote wakes the writer once, when the loop is about to wait anyway."""
+        """All that one tick of the loop wrote shares one commit: here when it is quick, else in the writer's thread."""
         tick, self._tick = self._tick, []
-        if tick:
+        if not tick:
+            return
+        answers = self._inline.write(tick)
+        if answers is None:
             self._writer.put(tick)
+        else:
+            resolve(answers)
 
     async def _one(self, name: str, make: Callable[[rows.Parameters], Row], *parameters: Any) -> Row | None:
         def work(connection: sqlite3.Connection) -> Row | None:
@@ -233,7 +241,7 @@ def _open(path: Path, mint: Callable[[str], str]) -> tuple[str, list[sqlite3.Con
         path.chmod(0o600)
         connections.append(_connect(path))
         store_id = _prepare(connections[0], path, mint)
-        connections += [_connect(path), _connect(path)]
+        connections += [_connect(path), _connect(path), _connect(path, busy_seconds=0.0)]
         connections[1].execute("PRAGMA query_only = ON")
         checkpoint(connections[0])
     except Exception as error:
@@ -245,8 +253,8 @@ def _open(path: Path, mint: Callable[[str], str]) -> tuple[str, list[sqlite3.Con
     return store_id, connections
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+def _connect(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()

@@ -79,12 +79,13 @@ class _Thread:
 
     def _answer(self, answers: list[Answer]) -> None:
         try:
-            self._loop.call_soon_threadsafe(_resolve, answers)
+            self._loop.call_soon_threadsafe(resolve, answers)
         except RuntimeError:
             log.warning("%d answers of the store came after the loop had closed", len(answers))
 
 
-def _resolve(answers: list[Answer]) -> None:
+def resolve(answers: list[Answer]) -> None:
+    """Hand answers to whoever still waits; on the loop."""
     for future, value, error in answers:
         if future.done():
             continue
@@ -117,6 +118,8 @@ class Reader(_Thread):
 class Writer(_Thread):
     """Runs transactions: all that are queued share one BEGIN … COMMIT, each in its own savepoint.
 
+    ``waiting`` counts transactions that were put and not answered yet, as the loop knows it.
+
     The log is copied back by ``helper`` while writes go on. Under steady load that never catches up, so that the log
     could not start over: then the writer copies the short rest itself.
     """
@@ -127,7 +130,27 @@ class Writer(_Thread):
         self._helper = helper
         self._copied_changes = connection.total_changes
         self._log_frames = 0
-        self.put = self._queue.put
+        self.waiting = 0
+
+    def put(self, tick: list[Transaction] | None) -> None:
+        """Queue transactions; None ends the thread."""
+        self.waiting += len(tick) if tick is not None else 0
+        self._queue.put(tick)
+
+    @property
+    def log_is_long(self) -> bool:
+        """Whether the next group should be this thread's, which then copies the log's rest."""
+        return self._log_frames > LOG_FRAMES_MAX
+
+    def _answer(self, answers: list[Answer]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._answered, answers)
+        except RuntimeError:
+            log.warning("%d answers of the store came after the loop had closed", len(answers))
+
+    def _answered(self, answers: list[Answer]) -> None:
+        self.waiting -= len(answers)
+        resolve(answers)
 
     def _run(self) -> None:
         while self._round(self._connection):
@@ -143,10 +166,10 @@ class Writer(_Thread):
             return True
         group, goes_on = self._group(first)
         if group:
-            self._answer(self._write(connection, group))
+            self._answer(commit(connection, group))
             if connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
                 self._copy_back(connection)
-            if self._log_frames > LOG_FRAMES_MAX:
+            if self.log_is_long:
                 self._log_frames = 0
                 self._copy_rest(connection)
         return goes_on
@@ -156,7 +179,11 @@ class Writer(_Thread):
         self._helper.put(Query(None, self._copied))
 
     def _copied(self, connection: sqlite3.Connection) -> None:
-        self._log_frames = checkpoint(connection)
+        self.note_log(checkpoint(connection))
+
+    def note_log(self, frames: int) -> None:
+        """How many frames the log holds; from any thread."""
+        self._log_frames = frames
 
     def _copy_rest(self, connection: sqlite3.Connection) -> None:
         try:
@@ -177,18 +204,21 @@ class Writer(_Thread):
                 return group, True
         return group, False
 
-    def _write(self, connection: sqlite3.Connection, group: list[Transaction]) -> list[Answer]:
-        cursor = connection.cursor()
-        try:
+
+def commit(connection: sqlite3.Connection, group: list[Transaction], *, begun: bool = False) -> list[Answer]:
+    """Run a group as one BEGIN … COMMIT; never raises. ``begun``: the transaction is open already."""
+    cursor = connection.cursor()
+    try:
+        if not begun:
             cursor.execute("BEGIN IMMEDIATE")
-            answers = [_apply(cursor, item, alone=len(group) == 1) for item in group]
-            if connection.in_transaction:
-                cursor.execute("COMMIT")
-            return answers
-        except Exception as error:
-            log.exception("a group of %d transactions failed", len(group))
-            _roll_back(connection)
-            return [(item.future, None, translated(error)) for item in group]
+        answers = [_apply(cursor, item, alone=len(group) == 1) for item in group]
+        if connection.in_transaction:
+            cursor.execute("COMMIT")
+        return answers
+    except Exception as error:
+        log.exception("a group of %d transactions failed", len(group))
+        _roll_back(connection)
+        return [(item.future, None, translated(error)) for item in group]
 
 
 def _apply(cursor: sqlite3.Cursor, item: Transaction, *, alone: bool) -> Answer:

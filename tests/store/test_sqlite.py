@@ -132,9 +132,10 @@ async def test_a_lock_of_another_process_is_unavailable_and_passes(tmp_path: Pat
 
 async def test_a_full_disk_is_unavailable_and_passes(sqlite: SqliteStore):
     await sqlite.save_session(session())
-    writer = sqlite._connections[0]
-    (pages,) = writer.execute("PRAGMA page_count").fetchone()
-    writer.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    writers = (sqlite._connections[0], sqlite._connections[3])
+    (pages,) = writers[0].execute("PRAGMA page_count").fetchone()
+    for writer in writers:
+        writer.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     big = record(1, data=b'"' + b"x" * 200_000 + b'"')
     results = await asyncio.gather(
         sqlite.append([record(2)]), sqlite.append([big]), sqlite.append([record(3)]), return_exceptions=True
@@ -143,7 +144,8 @@ async def test_a_full_disk_is_unavailable_and_passes(sqlite: SqliteStore):
     assert set(codes) == {"store_unavailable"}
     assert len(await sqlite.records(PROJECT, "s", None, 10)) == 3 - len(codes)
     assert await sqlite.session(PROJECT, "s") == session()
-    writer.execute("PRAGMA max_page_count = 1000000").fetchall()
+    for writer in writers:
+        writer.execute("PRAGMA max_page_count = 1000000").fetchall()
     assert await sqlite.ready()
     await sqlite.append([record(2), big, record(3)])
     assert len(await sqlite.records(PROJECT, "s", None, 10)) == 3

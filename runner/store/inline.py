@@ -1,0 +1,85 @@
+"""Small groups are committed on the loop's own thread while the disk is quick: no thread is woken (docs/decisions)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from typing import Final
+
+from runner.store.threads import (
+    COPY_BACK_CHANGES,
+    IDLE_SECONDS,
+    Answer,
+    Query,
+    Reader,
+    Transaction,
+    Writer,
+    checkpoint,
+    commit,
+)
+
+log = logging.getLogger("runner.store")
+
+ROWS_MAX: Final = 300
+SLOW_SECONDS: Final = 0.02
+REST_SECONDS: Final = 5.0
+
+
+class InlineWriter:
+    """Commits a tick's transactions at once, or says that the thread has to.
+
+    The thread has to when it still has something to do (order), when the group is large, when another process holds
+    the file, when the log is long, and for a while after a commit that was slow: a slow disk delays the loop once.
+
+    Args:
+        connection: its own, which never waits for a lock.
+        writer: the thread that does what is not done here.
+        copier: the thread that copies the log back.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, writer: Writer, copier: Reader
+    ) -> None:
+        self._loop = loop
+        self._connection = connection
+        self._writer = writer
+        self._copier = copier
+        self._rests_until = 0.0
+        self._copied_changes = connection.total_changes
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, tick: list[Transaction]) -> list[Answer] | None:
+        """The answers, or None: nothing was written, the thread has to."""
+        if self._writer.waiting or self._writer.log_is_long or self._loop.time() < self._rests_until:
+            return None
+        if sum(len(rows) for item in tick for _, rows in item.statements) > ROWS_MAX:
+            return None
+        began = time.perf_counter()
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            return None
+        answers = commit(self._connection, tick, begun=True)
+        if time.perf_counter() - began > SLOW_SECONDS:
+            self._rests_until = self._loop.time() + REST_SECONDS
+        self._keep_log_short()
+        return answers
+
+    def close(self) -> None:
+        """No copying back any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _keep_log_short(self) -> None:
+        if self._connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
+            self._copy_back()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(IDLE_SECONDS, self._copy_back)
+
+    def _copy_back(self) -> None:
+        self.close()
+        self._copied_changes = self._connection.total_changes
+        self._copier.put(Query(None, lambda connection: self._writer.note_log(checkpoint(connection))))
