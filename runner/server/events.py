@@ -25,8 +25,9 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     reader = await request.app[CONTEXT].sessions.follow(request[CALLER], session_id, after, follow)
     try:
         async with Stream(request, "sse" if form == "sse" else "ndjson", quick=not follow) as stream:
-            if await stream.relay(reader):
-                await stream.finish()
+            last = await stream.relay(reader)
+            if last is not None:
+                await stream.finish(last)
     finally:
         reader.close()
     return stream.response

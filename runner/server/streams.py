@@ -122,25 +122,28 @@ class Stream:
         async with asyncio.timeout(STALL_SECONDS):
             await self.response.write_eof(to_sse(lines) if self._sse else lines)
 
-    async def relay(self, reader: Reader) -> bool:
+    async def relay(self, reader: Reader) -> bytes | None:
         """Send what a reader delivers, pings in its silence; one write for each delivery.
 
         Returns:
-            True when the reader delivered everything, False when it was cut and so is the connection.
+            The last lines, not sent yet, so that they go out together with the stream's end; None when the reader
+            was cut and so is the connection.
         """
         seconds = self._context.server.ping_seconds
         while True:
             try:
                 lines = await reader.next(seconds)
             except ReaderEnded:
-                return True
+                return b""
             except ReaderCut as cut:
                 await self._last_words(str(cut) or "the client reads too slowly")
-                return False
+                return None
             if lines is None:
                 lines = PING
             else:
                 self._cursor = last_cursor(lines) or self._cursor
+                if reader.ended:
+                    return lines
             await self.send(lines)
 
     async def _last_words(self, reason: str) -> None:

@@ -78,8 +78,9 @@ async def _streamed(request: web.Request, handle: PromptHandle, form: Form) -> w
     reader = handle.reader()
     try:
         async with stream:
-            if await stream.relay(reader):
-                await stream.finish(result_line(await handle.result()))
+            last = await stream.relay(reader)
+            if last is not None:
+                await stream.finish(last + result_line(await handle.result()))
     finally:
         reader.close()
     return stream.response

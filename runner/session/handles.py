@@ -37,6 +37,11 @@ class LiveReader:
             self._session.presence.cut()
             raise ReaderCut(str(cut)) from None
 
+    @property
+    def ended(self) -> bool:
+        """See ``session.port.Reader``."""
+        return self._reader.ended
+
     def close(self) -> None:
         """Detach; idempotent."""
         if self._open:
@@ -100,6 +105,11 @@ class BytesReader:
         if not self._parts:
             raise ReaderEnded
         return self._parts.pop(0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all parts were given."""
+        return not self._parts
 
     def close(self) -> None:
         """Nothing is held."""

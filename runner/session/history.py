@@ -154,6 +154,11 @@ class HistoryReader:
             self._session.presence.cut()
             raise ReaderCut(str(cut)) from None
 
+    @property
+    def ended(self) -> bool:
+        """See ``session.port.Reader``."""
+        return not self._in_past and self._log_reader.ended
+
     def close(self) -> None:
         """Detach; idempotent."""
         if self._open:

@@ -41,6 +41,11 @@ class Reader(Protocol):
         """
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is known already that nothing follows what was delivered; ``next`` tells in any case."""
+        ...
+
     def close(self) -> None:
         """Detach; idempotent. Never affects the turn."""
         ...

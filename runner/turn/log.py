@@ -177,6 +177,11 @@ class LogReader:
         self._finished = finished
         self.wake()
 
+    @property
+    def ended(self) -> bool:
+        """Whether everything was delivered and nothing will follow."""
+        return self._finished() and self.position >= self._log.end
+
     def wake(self) -> None:
         """Something changed; look again."""
         if self._waiter is not None and not self._waiter.done():

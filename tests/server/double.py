@@ -55,6 +55,8 @@ class FakeReader:
         self.closed = asyncio.Event()
         self.asked = asyncio.Event()
 
+    ended = False
+
     def feed(self, *items: bytes | Exception) -> FakeReader:
         for item in items:
             self._feed.put_nowait(item)
