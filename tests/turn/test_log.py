@@ -102,12 +102,29 @@ def test_one_event_larger_than_the_ring_is_kept_all_the_same():
 def test_a_slow_reader_is_waited_for_up_to_the_buffer_then_cut():
     log = SessionLog(2 * SIZE, 4 * SIZE)
     slow = log.reader()
-    for n in range(1, 5):
+    for n in range(11, 15):
         log.append(chunk(n, size=100))
     assert log.start == 0
-    log.append(chunk(5, size=100))
+    log.append(chunk(15, size=100))
     with pytest.raises(LogCut):
         slow.take()
+
+
+def test_a_reader_is_not_cut_by_one_event_larger_than_its_buffer_case_e1():
+    """A large text comes as a frame and again as its record: the reader may be behind both, not behind more."""
+    large = 40 * SIZE
+    log = SessionLog(SIZE, 2 * SIZE)
+    reader = log.reader()
+    for n in (11, 12):
+        log.append(chunk(n, size=large))
+    log.append(chunk(13, size=100))
+    assert cursors(reader.take() + reader.take()) == ["1.11", "1.12", "1.13"]
+    log.append(chunk(14, size=100))
+    assert (log.start, log.end) == (3, 4), "what a large event allowed goes with it"
+    for n in (15, 16, 17):
+        log.append(chunk(n, size=100))
+    with pytest.raises(LogCut):
+        reader.take()
 
 
 def test_others_do_not_notice_that_one_is_cut():
@@ -171,6 +188,20 @@ def test_a_shrunk_log_gives_its_positions_on():
     later = log.reader(at=2)
     log.append(chunk(3))
     assert cursors(later.take()) == ["1.3"]
+
+
+def test_a_shrunk_log_counts_anew_and_knows_that_something_is_gone():
+    log = SessionLog(3 * SIZE, 3 * SIZE)
+    log.shrink()
+    assert log.covers((0, 0), (0, 0))
+    for n in range(11, 14):
+        log.append(chunk(n, size=100))
+    log.shrink()
+    for n in range(14, 17):
+        log.append(chunk(n, size=100))
+    assert cursors(log.reader().take()) == ["1.14", "1.15", "1.16"]
+    assert not log.covers((0, 0), (0, 0))
+    assert log.covers((1, 13), (0, 0))
 
 
 @pytest.mark.parametrize(
