@@ -194,6 +194,7 @@ class Server:
         left = self.census()
         assert not left, left
         assert not self.everybody()
+        assert "Traceback" not in self.log.read_text(errors="replace"), self.said()
 
     def port_closed(self) -> bool:
         with socket.socket() as probe:
