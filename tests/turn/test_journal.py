@@ -256,6 +256,10 @@ def test_the_text_of_a_result_is_bounded_and_says_so():
     assert desk.journal.text == "1234567890123456789012345"
     assert desk.journal.truncated
     assert len(desk.rows()) == 4
+    desk.journal.forget_text()
+    desk.journal.texts("message", None, ["1234567890"])
+    desk.journal.close_block()
+    assert desk.journal.text == "1234567890"
 
 
 def test_held_events_get_cursors_and_records_and_are_shown_once_released():
@@ -328,6 +332,12 @@ def test_whatever_is_written(writes: list[tuple[str, str | None, list[str]]], ma
             pen.event(E.NOTICE, {"texts": chunks}, durable=what != "frame")
     desk.journal.close_block()
     desk.journal.release()
+    chunks_shown = [desk.log.chunk(position) for position in range(desk.log.start, desk.log.end)]
+    for one in chunks_shown:
+        assert one is not None
+        assert [json.loads(line)["cursor"] for line in one.lines.splitlines()] == [
+            f"{one.epoch}.{n}" for n in range(one.first, one.last + 1)
+        ]
     shown = desk.shown()
     assert [event["cursor"] for event in shown] == [f"3.{n}" for n in range(1, desk.head.n + 1)]
     by_cursor = {event["cursor"]: event for event in shown}
