@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.leases.port import BeatAnswer
@@ -72,7 +71,7 @@ async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
     turn.journal.hold()
     _announce(turn)
     records = [*earlier.records, *outbox.take().records]
-    row = replace(session.row(turn.services.clock.now_ms()), config=turn.effective.config)
+    row = session.row(turn.services.clock.now_ms(), turn.effective.config)
     admission = Admission(row, turn.turn_row(), turn.prompt_row(), list(earlier.questions.values()), records)
     stored = False
     try:

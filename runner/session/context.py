@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from runner.leases.port import Heartbeat, Phase
@@ -90,7 +90,7 @@ class TurnContext:
         """Its prompt as it is stored."""
         if self.prompt is None:
             return None
-        return replace(self.session.prompt_row(self.prompt, result), turn_id=self.turn_id)
+        return self.session.prompt_row(self.prompt, result, self.turn_id)
 
     def environment(self, phase: str) -> None:
         """Show how far the start is."""

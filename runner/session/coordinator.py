@@ -181,25 +181,31 @@ class Coordinator:
 
     async def delete(self, caller: Caller, session_id: str) -> Reply:
         """See ``session.port.Sessions.delete``."""
-        session = await self._registry.existing(self._key(caller, session_id))
+        key = self._key(caller, session_id)
+        session = self._registry.known(key)
+        if session is None or not session.remains:
+            session = await self._registry.existing(key)
         return await asyncio.shield(self._services.tasks.spawn(f"delete {session_id}", self._delete(session)))
 
     async def _delete(self, session: Session) -> Reply:
-        """Refuse newcomers, kill, remove. What fails can be tried again: the session has not ended then."""
-        now = self._services.clock.now_ms()
-        session.ended_at = now
-        try:
-            await self._commands.kill(session, StopReason.DELETE)
-            await session.outbox.flush()
-            await self._services.store.save_session(session.row(now))
-            await self._services.store.delete_session_content(session.project, session.session_id)
-            for provider in self._services.provisioner.providers.values():
-                await provider.remove(session.project, session.session_id)
-        except BaseException:
-            session.ended_at = None
-            raise
+        """Refuse newcomers, kill, end, remove; what fails is tried again by the next DELETE."""
+        store, now = self._services.store, self._services.clock.now_ms()
+        if not session.remains:
+            session.ended_at = now
+            try:
+                await self._commands.kill(session, StopReason.DELETE)
+                await session.outbox.flush()
+                await store.save_session(session.row(now))
+            except BaseException:
+                session.ended_at = None
+                raise
+            session.over = session.remains = True
+            session.log.wake()
+        await store.delete_session_content(session.project, session.session_id)
+        for provider in self._services.provisioner.providers.values():
+            await provider.remove(session.project, session.session_id)
+        session.remains = False
         self._services.pool.book.forget(session.key)
-        session.log.wake()
         return Reply(200, {"session_id": session.session_id, "state": session.state.value})
 
     async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:

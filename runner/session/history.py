@@ -118,7 +118,7 @@ class HistoryReader:
             end = log.end
             reader.end_when(lambda: reader.position >= end)
         else:
-            reader.end_when(lambda: self._session.ended_at is not None and not self._session.taken)
+            reader.end_when(lambda: self._session.over and not self._session.taken)
         return reader
 
     async def _read_past(self) -> AsyncIterator[bytes]:

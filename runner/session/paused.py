@@ -28,6 +28,7 @@ from runner.wire.models import AnswerRequest
 log = logging.getLogger("runner.session")
 CONSUMED_SECONDS: Final = 10.0
 GONE_SECONDS: Final = 1.0
+RESUME_SECONDS: Final = 1.0
 HELD_BYTES: Final = 16 * 1024 * 1024
 
 Start = Callable[[Session, TurnRun], None]
@@ -68,7 +69,21 @@ class PausedChains:
             log.error("the paused agent of %s floods; its seat is destroyed", session.session_id)
             self._services.pool.dismiss(live, "paused_flood")
         elif (answered or not live.questions) and not session.taken and not self.frozen:
+            self._go_on(session, paused)
+
+    def _go_on(self, session: Session, paused: Paused) -> None:
+        """Resume a chain that waits for nobody; where that is refused, again after a while."""
+        now = self._services.clock.monotonic()
+        if now >= paused.resume_at:
+            paused.resume_at = now + RESUME_SECONDS
             self._resume(session, paused, ())
+        elif paused.timer is None:
+            paused.timer = asyncio.get_running_loop().call_at(paused.resume_at, self._again, session, paused)
+
+    def _again(self, session: Session, paused: Paused) -> None:
+        paused.timer = None
+        if session.paused is paused:
+            self.watch(session)
 
     def _item(self, session: Session, paused: Paused, item: Item) -> None:
         match item:

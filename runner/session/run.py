@@ -202,6 +202,7 @@ class TurnRun:
         session.current = None
         if self.prompt is not None and not self.prompt.result.done():
             self.prompt.result.set_result(result)
+            session.log.wake()
         self.ended.set_result(end)
         if end.outcome is Outcome.PAUSED:
             self._turn.services.on_paused(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -31,13 +32,18 @@ KEPT_SECRETS: Final = 1000
 
 @dataclass(slots=True)
 class Paused:
-    """A chain that waits for a human: its last turn, its prompt, the live seat and the open questions."""
+    """A chain that waits for a human: its last turn, its prompt, the live seat and the open questions.
+
+    ``held_bytes``: what the agent has said since; ``resume_at``: when it may go on by itself again, loop time.
+    """
 
     turn_id: str
     prompt: Prompt | None
     live: LiveSeat
     questions: dict[str, InteractionRow]
     held_bytes: int = 0
+    resume_at: float = 0.0
+    timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(slots=True)
@@ -85,6 +91,10 @@ class Session:
         self.paused: Paused | None = None
         self.last_turn: LastTurn | None = None
         self.busy = False
+        self.over = False
+        """The end of the session is durable."""
+        self.remains = False
+        """It is over, but not everything of it is removed yet."""
         self.stops: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.clock = clock
         self._store = store
@@ -130,8 +140,8 @@ class Session:
             and self.outbox.empty
         )
 
-    def row(self, now_ms: int) -> SessionRow:
-        """The session as it is stored."""
+    def row(self, now_ms: int, config: dict[str, Any] | None = None) -> SessionRow:
+        """The session as it is stored, with ``config`` where that is not the session's yet."""
         return SessionRow(
             self.project,
             self.session_id,
@@ -140,13 +150,13 @@ class Session:
             self.ended_at,
             self.head.epoch,
             self.head.n,
-            self.effective.config,
+            self.effective.config if config is None else config,
             self.agent_state,
             self.usage,
         )
 
-    def prompt_row(self, prompt: Prompt, result: dict[str, Any] | None) -> PromptRow:
-        """A prompt as it is stored, its secrets masked."""
+    def prompt_row(self, prompt: Prompt, result: dict[str, Any] | None, turn_id: str | None = None) -> PromptRow:
+        """A prompt as it is stored, its secrets masked; of ``turn_id`` when that is not its turn yet."""
         content = self.redactor.tree(prompt.content)
         return PromptRow(
             self.project,
@@ -154,7 +164,7 @@ class Session:
             prompt.prompt_id,
             prompt.digest,
             prompt.state.value,
-            prompt.turn_id,
+            turn_id or prompt.turn_id,
             prompt.created_at,
             content,
             result,

@@ -11,6 +11,7 @@ from typing import Final
 from runner.store.threads import (
     COPY_BACK_CHANGES,
     IDLE_SECONDS,
+    LOG_FRAMES_MAX,
     Answer,
     Query,
     Reader,
@@ -25,6 +26,8 @@ log = logging.getLogger("runner.store")
 ROWS_MAX: Final = 300
 SLOW_SECONDS: Final = 0.02
 REST_SECONDS: Final = 5.0
+CALM_SECONDS: Final = 0.0003
+COMMITS_MAX: Final = 400
 
 
 class InlineWriter:
@@ -47,12 +50,19 @@ class InlineWriter:
         self._writer = writer
         self._copier = copier
         self._rests_until = 0.0
+        self._last = 0.0
+        self._commits = 0
         self._copied_changes = connection.total_changes
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def calm(self) -> bool:
+        """Whether commits come so seldom that waiting for company in this tick would only delay."""
+        return self._loop.time() - self._last > CALM_SECONDS
+
     def write(self, tick: list[Transaction]) -> list[Answer] | None:
         """The answers, or None: nothing was written, the thread has to."""
-        if self._writer.waiting or self._writer.log_is_long or self._loop.time() < self._rests_until:
+        if self._writer.waiting or self._log_is_long() or self._loop.time() < self._rests_until:
             return None
         if sum(len(rows) for item in tick for _, rows in item.statements) > ROWS_MAX:
             return None
@@ -62,8 +72,9 @@ class InlineWriter:
         except sqlite3.Error:
             return None
         answers = commit(self._connection, tick, begun=True)
+        self._last = self._loop.time()
         if time.perf_counter() - began > SLOW_SECONDS:
-            self._rests_until = self._loop.time() + REST_SECONDS
+            self._rests_until = self._last + REST_SECONDS
         self._keep_log_short()
         return answers
 
@@ -72,6 +83,14 @@ class InlineWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _log_is_long(self) -> bool:
+        """Now and then the thread writes, and copies the log's rest: the copier need not keep up with a busy loop."""
+        self._commits += 1
+        if self._commits > COMMITS_MAX:
+            self._commits = 0
+            self._writer.note_log(LOG_FRAMES_MAX + 1)
+        return self._writer.log_is_long
 
     def _keep_log_short(self) -> None:
         if self._connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
