@@ -135,13 +135,18 @@ async def test_a_proven_teardown_frees_the_seat(house: House):
     assert house.pool.destroy(live.seat, "again") is None
 
 
-async def test_an_unproven_teardown_still_counts_and_is_tried_again_case_d10(house: House):
+async def test_an_unproven_teardown_still_counts_and_is_tried_again_case_d10(
+    house: House, caplog: pytest.LogCaptureFixture
+):
     live = await house.parked(A)
     live.sandbox.fates = [Gone(False, "none", (4242,)), RuntimeError("the provider broke"), Gone(True, "init_gone")]
     task = house.pool.destroy(live.seat, "kill")
     assert task is not None
     await asyncio.sleep(RETRY_SECONDS * 1.5)
     assert (house.pool.book.taken, house.pool.unproven, task.done()) == (1, 2, False)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    assert "4242" in caplog.text
+    assert "the provider broke" in caplog.text
     assert await task is True
     assert house.now == pytest.approx(2 * RETRY_SECONDS)
     assert (house.pool.book.taken, live.sandbox.tries) == (0, 3)
