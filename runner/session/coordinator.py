@@ -302,6 +302,7 @@ class Coordinator:
         elif session.last_turn is not None and session.current is None:
             beat = Heartbeat(*session.key, session.last_turn.turn_id, self._services.replica_id, "ended")
             self._services.tasks.spawn(f"release {session.session_id}", self._services.beats.end(beat))
+        session.log.shrink()
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
         """A later beat was answered "not current": a cancel for its turn, the end of a parked seat (DESIGN 3.1.7)."""

@@ -9,6 +9,7 @@ from typing import Any
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules import turn as rules
+from runner.rules.limits import SENTENCES
 from runner.session.admit import admit
 from runner.session.closing import close_turn
 from runner.session.context import TurnContext
@@ -88,10 +89,14 @@ class TurnRun:
         if self._turn.driver is not None:
             self._turn.driver.stop(reason, error)
             return True
-        effects = rules.step(self.machine, rules.Stop(reason, error))
+        self._early(rules.Stop(reason, error), reason)
+        return True
+
+    def _early(self, event: rules.Event, reason: StopReason) -> None:
+        """A Stop or limit that comes before the agent is driven: undo a start under way."""
+        effects = rules.step(self.machine, event)
         if any(isinstance(effect, rules.AbortPreparation) for effect in effects):
             self._seating.give_up(reason)
-        return True
 
     def answer(self, answering: Answering) -> bool:
         """Give a human's answer to the agent, now or when its prompt is driven again; False when nobody asks it."""
@@ -156,6 +161,7 @@ class TurnRun:
             # Stopped before it began: the chain that it took the session from may not go on all the same.
             await self._seating.withdraw()
             return first
+        alarm = self._total_alarm()
         try:
             live = await self._seating.prepare()
         except RunnerError as error:
@@ -164,12 +170,16 @@ class TurnRun:
             if self.machine.stop is None:
                 raise
             return self._not_prepared(RunnerError("internal", "The start was given up."))
+        finally:
+            if alarm is not None:
+                alarm.cancel()
         turn.times.ready = turn.services.clock.monotonic()
         if turn.resumes is None:
             turn.environment("ready")
         driver = turn.driver = turn.new_driver(live, self.machine)
         if turn.resumes is not None:
             driver.questions.open.update(turn.resumes.questions)
+            self.machine.output = bool(live.tools)
         for answering in self._answers:
             self._give(driver, answering)
         self._answerable.set_result(None)
@@ -179,6 +189,16 @@ class TurnRun:
         finally:
             turn.closed += driver.questions.closed
             turn.times.first_update = driver.first_update_at
+
+    def _total_alarm(self) -> asyncio.TimerHandle | None:
+        """The total limit counts from the dispatch; the driver only minds it once the agent is there."""
+        seconds = self._turn.effective.limits.total_seconds
+        if seconds is None:
+            return None
+        error = RunnerError("limit_total", SENTENCES["limit_total"].format(seconds=seconds))
+        event = rules.LimitReached(error)
+        at = self._turn.times.begun + seconds
+        return asyncio.get_running_loop().call_at(at, self._early, event, StopReason.LIMIT)
 
     def _not_prepared(self, error: RunnerError) -> rules.End:
         end = rules.step(self.machine, rules.PrepareFailed(error))[-1]

@@ -257,6 +257,15 @@ async def test_policies_answer_without_a_human(bed: Bed) -> None:
     assert (await handle.result())["outcome"] == "completed"
 
 
+async def test_an_approved_call_counts_as_output_even_when_the_agent_says_no_more(bed: Bed) -> None:
+    _, agent, frame, [question] = await paused(bed)
+    await bed.answer(question, decision="allow")
+    agent.answer(frame)
+    await asyncio.sleep(1)
+    done = [event["data"]["outcome"] for event in await bed.history() if event["type"] == "done"]
+    assert done == ["paused", "completed"]
+
+
 async def test_kill_while_paused(bed: Bed) -> None:
     await paused(bed)
     reply = await bed.sessions.kill(CALLER, "s")

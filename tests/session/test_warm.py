@@ -302,3 +302,15 @@ async def test_steady_progress_outlives_every_default_case_i3(bed: Bed) -> None:
         await asyncio.sleep(240)
     agent.answer(frame)
     assert (await handle.result())["ok"] is True
+
+
+async def test_the_total_limit_counts_while_the_agent_starts(bed: Bed) -> None:
+    bed.provider.start_gate = asyncio.Event()
+    handle = await bed.dispatch(keep_on_disconnect=True, limits={"total_seconds": 5})
+    began = asyncio.get_running_loop().time()
+    result = await handle.result()
+    assert asyncio.get_running_loop().time() - began == pytest.approx(5, abs=0.1)
+    assert (result["outcome"], result["error"]["code"]) == ("failed", "limit_total")
+    assert bed.pool.book.taken == 0
+    bed.provider.start_gate = None
+    assert (await bed.turn())["ok"] is True
