@@ -199,6 +199,28 @@ async def go_away(server: Server, talk: Talk, text: str, gate: Gate, moment: str
     raw.close(reset=reset)
 
 
+async def test_a_turn_that_nobody_waits_for_ends_and_frees_its_sandbox(serve: Serve, tmp_path: Path) -> None:
+    """Case C11 and DESIGN 3.4: a disconnect ends no turn; without a reader the seat goes, unless it shall be kept."""
+    server = serve("[server]\nreader_grace_seconds = 0\n")
+    async with server.client() as client:
+        talk = scripted_talk(server, client, "s", AgentScript(tmp_path))
+        for keep, start, reason in ((False, "cold", "no_reader"), (True, "hit", "hit")):
+            gate = Gate(tmp_path / f"gate-{keep}")
+            turn = talk.dispatch(
+                directive(steps.text("one "), steps.gate(gate), steps.text("two"), steps.reply()),
+                keep_on_disconnect=keep,
+            )
+            await turn.text("one ")
+            await turn.drop()
+            gate.open()
+            assert (await talk.idle())["last_turn"]["outcome"] == "completed"
+            again = await talk.prompt(POLITE)
+            assert (again["ok"], again["start"], again["reason"]) == (True, start, reason)
+        said = [record["data"]["text"] for record in await talk.records() if record["type"] == "message"]
+        assert said == ["one two", "next"] * 2
+        await talk.check()
+
+
 async def test_a_reload_finds_what_runs_and_what_waits(scripted: Scripted, client: Client, tmp_path: Path) -> None:
     """Case H9: the viewer drops, the session tells that it is busy, its records so far, its open question, the rest."""
     talk, script = scripted()
