@@ -54,7 +54,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """A new seat was booked; destroy ``goners`` first, then wait for the ``torn`` seats' teardowns."""
+    """A new seat was booked; destroy ``goners`` first, then wait for the teardowns of the seats ``waits``."""
 
     seat: Seat
     reason: str

@@ -107,7 +107,6 @@ def _accept(turn: TurnContext) -> None:
         session.effective = turn.effective
     if prompt is not None:
         prompt.turn_id = turn.turn_id
-        prompt.turn_ids.append(turn.turn_id)
         if turn.resumes is None:
             prompt.position, prompt.since = session.log.end, (turn.epoch, 0)
         elif prompt.result.done():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from runner.errors import RunnerError
 from runner.rules.turn import End
 from runner.session.port import Reply
-from runner.session.run import TurnRun
+from runner.session.run import Start, TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
 from runner.terms import CommandOutcome, Outcome, SessionState, StopReason
@@ -18,8 +17,6 @@ from runner.wire.models import CancelRequest
 KILL_SECONDS: Final = 10.0
 PAUSING_SECONDS: Final = 5.0
 KEPT_COMMANDS: Final = 64
-
-Start = Callable[[Session, TurnRun], None]
 
 
 def command_outcome(end: End) -> CommandOutcome:
@@ -105,17 +102,10 @@ class Commands:
 
     def _resumed(self, session: Session) -> TurnRun:
         """The turn that resumes a paused chain in order to end it (DESIGN 3.2), or one that resumes it already."""
-        run = next((run for run in session.starting.values() if run.machine.resumes), None)
+        run = session.resuming
         if run is None:
             assert session.paused is not None
-            run = TurnRun(
-                self._services,
-                session,
-                turn_id=self._services.ids.mint("turn"),
-                prompt=session.paused.prompt,
-                effective=session.effective,
-                resumes=session.paused,
-            )
+            run = TurnRun.resuming(self._services, session, session.paused)
             self._start(session, run)
         return run
 

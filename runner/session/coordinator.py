@@ -31,8 +31,6 @@ from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 
 log = logging.getLogger("runner.session")
-REMOVE_SECONDS: Final = 20.0
-MAX_LIMIT: Final = 1000
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 

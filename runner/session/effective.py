@@ -151,5 +151,5 @@ def _policy(config: Mapping[str, Any]) -> Policy:
 
 def _limits(config: Mapping[str, Any], defaults: Limits) -> Limits:
     given: Mapping[str, float | None] = config.get("limits") or {}
-    chosen = {name: given[name] if name in given else getattr(defaults, name) for name in LIMIT_NAMES}
+    chosen = {name: given.get(name, getattr(defaults, name)) for name in LIMIT_NAMES}
     return Limits(**chosen)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +15,7 @@ from runner.leases.port import Heartbeat
 from runner.rules import interaction, permission
 from runner.session import chain
 from runner.session.port import Reply
-from runner.session.run import TurnRun
+from runner.session.run import Start, TurnRun
 from runner.session.services import Answering, Services
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow
@@ -30,8 +29,6 @@ CONSUMED_SECONDS: Final = 10.0
 GONE_SECONDS: Final = 1.0
 RESUME_SECONDS: Final = 1.0
 HELD_BYTES: Final = 16 * 1024 * 1024
-
-Start = Callable[[Session, TurnRun], None]
 
 
 class PausedChains:
@@ -113,8 +110,6 @@ class PausedChains:
             options=session.redactor.tree(list(options)),
             now_ms=self._services.clock.now_ms(),
         )
-        tool_call_id = tool_call["tool_call_id"] if tool_call else None
-        options = tuple(item.params["options"])
         paused.questions[row.interaction_id] = row
         paused.live.questions[row.interaction_id] = Question(row.interaction_id, item.key, tool_call_id, options)
         session.outbox.questions([row])
@@ -130,15 +125,7 @@ class PausedChains:
                     session.outbox.questions(chain.close_questions(pen, [row], InteractionStatus.CANCELLED))
 
     def _resume(self, session: Session, paused: Paused, answers: tuple[Answering, ...]) -> TurnRun:
-        run = TurnRun(
-            self._services,
-            session,
-            turn_id=self._services.ids.mint("turn"),
-            prompt=paused.prompt,
-            effective=session.effective,
-            resumes=paused,
-            answers=answers,
-        )
+        run = TurnRun.resuming(self._services, session, paused, answers)
         self._start(session, run)
         return run
 
@@ -204,8 +191,7 @@ class PausedChains:
     async def _deliver(self, session: Session, answering: Answering) -> Reply:
         if session.current is not None and session.current.pausing:
             await asyncio.wait({session.current.ended}, timeout=CONSUMED_SECONDS)
-        resuming = next((run for run in session.starting.values() if run.machine.resumes), None)
-        run = session.current or resuming
+        run = session.current or session.resuming
         if run is not None and run.answer(answering):
             return await self._confirmed(session, run, answering)
         if session.paused is not None and run is None:

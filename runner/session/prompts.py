@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from runner.rules.fingerprint import digest
@@ -35,7 +35,6 @@ class Prompt:
     keep: bool = False
     state: PromptState = PromptState.ACTIVE
     turn_id: str | None = None
-    turn_ids: list[str] = field(default_factory=list)
 
 
 class Presence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from runner.errors import RunnerError
@@ -70,7 +71,20 @@ class TurnRun:
         self._given: set[str] = set()
         self._pausing = False
 
-    # -- from outside ------------------------------------------------------------------------------------------------
+    @classmethod
+    def resuming(
+        cls, services: Services, session: Session, paused: Paused, answers: tuple[Answering, ...] = ()
+    ) -> TurnRun:
+        """A turn that goes on with a paused chain, as the session is configured now."""
+        return cls(
+            services,
+            session,
+            turn_id=services.ids.mint("turn"),
+            prompt=paused.prompt,
+            effective=session.effective,
+            resumes=paused,
+            answers=answers,
+        )
 
     @property
     def live(self) -> LiveSeat | None:
@@ -226,3 +240,7 @@ class TurnRun:
         self.ended.set_result(end)
         if end.outcome is Outcome.PAUSED:
             self._turn.services.on_paused(session)
+
+
+Start = Callable[[Session, TurnRun], None]
+"""Gives a turn its own supervisor task."""

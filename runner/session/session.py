@@ -130,6 +130,11 @@ class Session:
         return self.current is not None or bool(self.starting)
 
     @property
+    def resuming(self) -> TurnRun | None:
+        """The turn on its way that goes on with the paused chain."""
+        return next((run for run in self.starting.values() if run.machine.resumes), None)
+
+    @property
     def disposable(self) -> bool:
         """Whether the session may leave memory: the store has all of it."""
         return (
