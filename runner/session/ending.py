@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,17 +65,30 @@ def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
 
 def refused_result(session_id: str, prompt_id: str, error: dict[str, Any]) -> dict[str, Any]:
     """The failed result of a refused dispatch: no turn, nothing persisted (DESIGN 3.1.3, 4.2)."""
+    timings = {"admitted_ms": None, "ready_ms": None, "first_update_ms": None, "total_ms": None}
+    return result_without_agent(session_id, None, [prompt_id], Outcome.FAILED, error, timings)
+
+
+def result_without_agent(
+    session_id: str,
+    turn_id: str | None,
+    prompt_ids: list[str],
+    outcome: Outcome,
+    error: dict[str, Any],
+    timings: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """A result that tells an error, and nothing of what an agent did: there was none, or nobody knows."""
     return {
         "ok": False,
         "session_id": session_id,
-        "turn_id": None,
-        "prompt_ids": [prompt_id],
-        "outcome": Outcome.FAILED.value,
+        "turn_id": turn_id,
+        "prompt_ids": prompt_ids,
+        "outcome": outcome.value,
         "stop_reason": None,
         "error": error,
         "text": "",
         "usage": {},
         "start": None,
         "reason": None,
-        "timings": {"admitted_ms": None, "ready_ms": None, "first_update_ms": None, "total_ms": None},
+        "timings": timings,
     }

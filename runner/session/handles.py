@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from runner.errors import RunnerError
-from runner.session.history import HistoryReader
-from runner.session.port import Reader, ReaderCut, ReaderEnded
+from runner.session.history import HistoryReader, next_live
+from runner.session.port import Reader, ReaderEnded
 from runner.session.prompts import Prompt
 from runner.session.session import Session
 from runner.store.port import Store
-from runner.turn.log import LogCut, LogEnded, LogReader
+from runner.turn.log import LogReader
 
 LINGER_SECONDS: Final = 0.001
 
@@ -29,13 +29,7 @@ class LiveReader:
 
     async def next(self, seconds: float) -> bytes | None:
         """See ``session.port.Reader``."""
-        try:
-            return await self._reader.next(seconds)
-        except LogEnded:
-            raise ReaderEnded from None
-        except LogCut as cut:
-            self._session.presence.cut()
-            raise ReaderCut(str(cut)) from None
+        return await next_live(self._session, self._reader, seconds)
 
     @property
     def ended(self) -> bool:

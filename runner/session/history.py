@@ -11,6 +11,7 @@ import orjson
 from runner.clock import rfc3339
 from runner.errors import RunnerError
 from runner.ids import format_cursor, parse_cursor
+from runner.rules.pool import Key
 from runner.session.port import ReaderCut, ReaderEnded
 from runner.session.session import Session
 from runner.store.port import RecordRow, Store
@@ -55,18 +56,36 @@ def as_event(row: RecordRow) -> bytes:
     return formatter.line(format_cursor(row.epoch, row.n), rfc3339(row.at), row.type, row.data)
 
 
+async def pages(store: Store, key: Key, after: Cursor | None) -> AsyncIterator[list[RecordRow]]:
+    """The records of a session behind a cursor, oldest first."""
+    while True:
+        rows = await store.records(*key, after, PAGE)
+        if rows:
+            yield rows
+        if len(rows) < PAGE:
+            return
+        after = (rows[-1].epoch, rows[-1].n)
+
+
 async def prompt_events(store: Store, session: Session, prompt_id: str) -> list[bytes]:
     """Event lines of an ended prompt, page by page."""
     parts: list[bytes] = []
-    after: Cursor | None = None
-    while True:
-        rows = await store.records(session.project, session.session_id, after, PAGE)
+    async for rows in pages(store, session.key, None):
         lines = [as_event(row) for row in rows if row.prompt_id == prompt_id]
         if lines:
             parts.append(b"".join(lines))
-        if len(rows) < PAGE:
-            return parts
-        after = (rows[-1].epoch, rows[-1].n)
+    return parts
+
+
+async def next_live(session: Session, reader: LogReader, seconds: float) -> bytes | None:
+    """What a reader of the live log gets next, as ``session.port.Reader`` says."""
+    try:
+        return await reader.next(seconds)
+    except LogEnded:
+        raise ReaderEnded from None
+    except LogCut as cut:
+        session.presence.cut()
+        raise ReaderCut(str(cut)) from None
 
 
 class HistoryReader:
@@ -128,15 +147,14 @@ class HistoryReader:
             return
         await self._session.outbox.flush()
         after = self._after
-        while True:
-            rows = await self._store.records(self._session.project, self._session.session_id, after, PAGE)
+        async for rows in pages(self._store, self._session.key, after):
             due = [row for row in rows if self._until is None or (row.epoch, row.n) < self._until]
             lines = [as_event(row) for row in due if self._prompt_id in (None, row.prompt_id)]
             if lines:
                 yield b"".join(lines)
             if due:
                 after = (due[-1].epoch, due[-1].n)
-            if len(due) < PAGE:
+            if len(due) < len(rows):
                 break
         self._log_reader.skip_to(max(after, self._after))
 
@@ -146,13 +164,7 @@ class HistoryReader:
             async for lines in self._past:
                 return lines
             self._in_past = False
-        try:
-            return await self._log_reader.next(seconds)
-        except LogEnded:
-            raise ReaderEnded from None
-        except LogCut as cut:
-            self._session.presence.cut()
-            raise ReaderCut(str(cut)) from None
+        return await next_live(self._session, self._log_reader, seconds)
 
     @property
     def ended(self) -> bool:

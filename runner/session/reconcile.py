@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -13,15 +12,15 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import outside_of, record_id
 from runner.interactions import desk
+from runner.rules.pool import Key
 from runner.rules.unfinished import READ, Unfinished, unfinished
-from runner.session.ending import Times
+from runner.session.ending import Times, result_without_agent
+from runner.session.history import pages
 from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
 from runner.terms import EventType, InteractionStatus, Outcome, PromptState
 from runner.wire.codec import to_json
 
 log = logging.getLogger("runner.session")
-PAGE: Final = 500
-Key = tuple[str, str]
 
 
 async def reconcile(store: Store, clock: Clock) -> int:
@@ -41,19 +40,9 @@ async def reconcile(store: Store, clock: Clock) -> int:
 async def newest_cursor(store: Store, row: SessionRow) -> tuple[int, int]:
     """The session's head: records outside of a turn may be newer than what its row says."""
     head = (row.head_epoch, row.head_n)
-    async for record in _records(store, (row.project, row.session_id), head):
-        head = (record.epoch, record.n)
+    async for rows in pages(store, (row.project, row.session_id), head):
+        head = (rows[-1].epoch, rows[-1].n)
     return head
-
-
-async def _records(store: Store, key: Key, after: tuple[int, int] | None) -> AsyncIterator[RecordRow]:
-    while True:
-        rows = await store.records(*key, after, PAGE)
-        for row in rows:
-            yield row
-        if len(rows) < PAGE:
-            return
-        after = (rows[-1].epoch, rows[-1].n)
 
 
 async def _open_questions(store: Store) -> list[InteractionRow]:
@@ -71,10 +60,9 @@ async def _close(store: Store, clock: Clock, key: Key, turn: TurnRow | None) -> 
         return
     head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
     folded = []
-    async for row in _records(store, key, None):
-        head = max(head, (row.epoch, row.n))
-        if row.type in READ:
-            folded.append((row.type, orjson.loads(row.data)))
+    async for rows in pages(store, key, None):
+        head = max(head, (rows[-1].epoch, rows[-1].n))
+        folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
     open_now = unfinished(folded)
     questions = [
         desk.closed(row, InteractionStatus.EXPIRED)
@@ -160,17 +148,6 @@ def _lost() -> RunnerError:
 
 
 def _result(turn: TurnRow) -> dict[str, Any]:
-    return {
-        "ok": False,
-        "session_id": turn.session_id,
-        "turn_id": turn.turn_id,
-        "prompt_ids": [turn.prompt_id] if turn.prompt_id else [],
-        "outcome": Outcome.LOST.value,
-        "stop_reason": None,
-        "error": _lost().as_event(),
-        "text": "",
-        "usage": {},
-        "start": None,
-        "reason": None,
-        "timings": Times(0.0).timings(0.0),
-    }
+    prompt_ids = [turn.prompt_id] if turn.prompt_id else []
+    timings = Times(0.0).timings(0.0)
+    return result_without_agent(turn.session_id, turn.turn_id, prompt_ids, Outcome.LOST, _lost().as_event(), timings)

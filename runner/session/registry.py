@@ -115,8 +115,7 @@ class Registry:
         if known is not None:
             return known
         session = self._add(replace(row, head_epoch=head_epoch, head_n=head_n))
-        if last is not None and last.outcome is not None and last.ended_at is not None:
-            session.last_turn = LastTurn(last.turn_id, last.outcome, last.stop_reason, last.ended_at)
+        session.last_turn = LastTurn.of(last)
         return session
 
     def _add(self, row: SessionRow) -> Session:

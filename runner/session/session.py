@@ -15,7 +15,7 @@ from runner.redaction import Redactor
 from runner.session.effective import Effective
 from runner.session.outbox import Outbox
 from runner.session.prompts import Presence, Prompt
-from runner.store.port import InteractionRow, PromptRow, SessionRow, Store
+from runner.store.port import InteractionRow, PromptRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, SessionState
 from runner.turn.journal import Head, Journal
@@ -54,6 +54,13 @@ class LastTurn:
     outcome: str
     stop_reason: str | None
     ended_at: int
+
+    @classmethod
+    def of(cls, row: TurnRow | None) -> LastTurn | None:
+        """The session's newest turn as it is stored; None while it has no ending."""
+        if row is None or row.outcome is None or row.ended_at is None:
+            return None
+        return cls(row.turn_id, row.outcome, row.stop_reason, row.ended_at)
 
 
 class Session:

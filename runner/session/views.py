@@ -6,7 +6,7 @@ from typing import Any
 
 from runner.clock import rfc3339
 from runner.pool.pool import Pool, warm_until
-from runner.session.session import Session
+from runner.session.session import LastTurn, Session
 from runner.store.port import InteractionRow, SessionRow, TurnRow
 from runner.terms import SessionState
 from runner.turn.live import LiveSeat
@@ -16,7 +16,6 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
     """The session view of a session in memory."""
     live = pool.live(session.key)
     config = session.effective.config
-    shown = session.last_turn
     return {
         "session_id": session.session_id,
         "state": session.state.value,
@@ -27,16 +26,7 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
         "harness": config.get("harness", "demo"),
         "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},
         "isolation": live.sandbox.isolation if live is not None else None,
-        "last_turn": (
-            {
-                "turn_id": shown.turn_id,
-                "outcome": shown.outcome,
-                "stop_reason": shown.stop_reason,
-                "ended_at": rfc3339(shown.ended_at),
-            }
-            if shown is not None
-            else None
-        ),
+        "last_turn": _last(session.last_turn),
         "open_interactions": [row.interaction_id for row in open_questions(session)],
         "usage": session.usage,
         "created_at": rfc3339(session.created_at),
@@ -57,7 +47,7 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None) -> dict[str, Any]:
         "harness": config.get("harness", "demo"),
         "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},
         "isolation": None,
-        "last_turn": _last(last_turn),
+        "last_turn": _last(LastTurn.of(last_turn)),
         "open_interactions": [],
         "usage": row.usage,
         "created_at": rfc3339(row.created_at),
@@ -88,12 +78,12 @@ def _pool_view(
     }
 
 
-def _last(row: TurnRow | None) -> dict[str, Any] | None:
-    if row is None or row.outcome is None or row.ended_at is None:
+def _last(turn: LastTurn | None) -> dict[str, Any] | None:
+    if turn is None:
         return None
     return {
-        "turn_id": row.turn_id,
-        "outcome": row.outcome,
-        "stop_reason": row.stop_reason,
-        "ended_at": rfc3339(row.ended_at),
+        "turn_id": turn.turn_id,
+        "outcome": turn.outcome,
+        "stop_reason": turn.stop_reason,
+        "ended_at": rfc3339(turn.ended_at),
     }
