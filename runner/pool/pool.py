@@ -35,10 +35,6 @@ class Occupant(Protocol):
         """Parked idle: call ``on_exit`` when the agent exits by itself."""
         ...
 
-    def take(self) -> None:
-        """A turn took it."""
-        ...
-
     def leave(self) -> None:
         """It is being torn down."""
         ...

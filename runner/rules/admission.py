@@ -7,24 +7,14 @@ from enum import StrEnum
 from runner.errors import RunnerError
 
 
-class Lookup(StrEnum):
-    """What a prompt id means before any beat."""
-
-    NEW = "new"
-    ATTACH = "attach"
-
-
-def known_prompt(known_digest: str | None, digest: str) -> Lookup:
+def known_prompt(known_digest: str, digest: str) -> None:
     """A known id with the same content attaches, with other content it is a conflict (DESIGN 3.1.1).
 
     Raises:
         RunnerError: ``prompt_conflict``.
     """
-    if known_digest is None:
-        return Lookup.NEW
-    if known_digest == digest:
-        return Lookup.ATTACH
-    raise RunnerError("prompt_conflict", "This prompt_id was already used with another content.")
+    if known_digest != digest:
+        raise RunnerError("prompt_conflict", "This prompt_id was already used with another content.")
 
 
 class Verdict(StrEnum):

@@ -17,13 +17,9 @@ MOVES: Final[dict[S, frozenset[S]]] = {
     S.CANCELLED: frozenset(),
     S.EXPIRED: frozenset(),
 }
+CLOSED: Final = frozenset(status for status, moves in MOVES.items() if not moves)
 
 Claim = Literal["claim", "repeat"]
-
-
-def may_move(old: S, new: S) -> bool:
-    """Whether the table allows the move."""
-    return new in MOVES[old]
 
 
 def claim(status: S, recorded: Mapping[str, Any] | None, answer: Mapping[str, Any]) -> Claim:

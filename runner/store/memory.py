@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.rules.interaction import CLOSED
 from runner.store import rows
 from runner.store.port import (
     Admission,
@@ -238,7 +239,7 @@ class MemoryStore:
         key = (row.project, row.interaction_id)
         if key in self._interactions:
             stored = rows.interaction_row(self._interactions[key])
-            if stored.status in rows.CLOSED_INTERACTION:
+            if stored.status in CLOSED:
                 return
             row = replace(
                 stored,

@@ -10,7 +10,6 @@ from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, 
 
 Parameters = tuple[Any, ...]
 
-CLOSED_INTERACTION: Final = frozenset({"consumed", "cancelled", "expired"})
 ROWS_MAX: Final = 10_000
 
 
@@ -24,7 +23,7 @@ def _text(value: Any) -> str:
 
 
 def _text_or_null(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
+    return None if value is None else _text(value)
 
 
 def _value(text: str | None) -> Any:

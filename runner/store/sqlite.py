@@ -230,8 +230,9 @@ def _many(
     records: Sequence[RecordRow], interactions: Sequence[InteractionRow], prompts: Sequence[PromptRow | None]
 ) -> list[Statement]:
     statements: list[Statement] = []
-    if prompts:
-        statements.append((SAVE_PROMPT, [rows.prompt_parameters(row) for row in prompts if row is not None]))
+    known = [rows.prompt_parameters(row) for row in prompts if row is not None]
+    if known:
+        statements.append((SAVE_PROMPT, known))
     if interactions:
         statements.append((SAVE_INTERACTION, [rows.interaction_parameters(row) for row in interactions]))
     if records:

@@ -115,11 +115,6 @@ class Journal:
             append=self._append,
         )
 
-    def forget_text(self) -> None:
-        """What was said so far belongs to another prompt's answer."""
-        self._texts.clear()
-        self._chars = 0
-
     def _append(self, chunk: Chunk) -> None:
         if self._held is None:
             self._shows(chunk)

@@ -7,12 +7,11 @@ from itertools import product
 import pytest
 
 from runner.errors import TURN_IN_USE_SENTENCE, RunnerError, turn_in_use
-from runner.rules.admission import Lookup, Verdict, first_answer, known_prompt
+from runner.rules.admission import Verdict, first_answer, known_prompt
 
 
-def test_a_new_id_is_new_and_a_known_one_attaches_case_b5():
-    assert known_prompt(None, "d1") is Lookup.NEW
-    assert known_prompt("d1", "d1") is Lookup.ATTACH
+def test_a_known_id_with_the_same_content_attaches_case_b5():
+    known_prompt("d1", "d1")
 
 
 def test_another_content_under_a_known_id_is_a_conflict():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.rules.interaction import EXPIRY_MS, MOVES, claim, may_move, verdict
+from runner.rules.interaction import CLOSED, EXPIRY_MS, MOVES, claim, verdict
 from runner.terms import InteractionStatus as S
 
 ALLOW = {"decision": "allow", "idempotency_key": "k1"}
@@ -30,8 +30,12 @@ ALLOWED = {
 
 @pytest.mark.parametrize(("old", "new"), list(product(S, S)))
 def test_moves(old: S, new: S):
-    assert may_move(old, new) == ((old, new) in ALLOWED)
+    assert (new in MOVES[old]) == ((old, new) in ALLOWED)
     assert set(MOVES) == set(S)
+
+
+def test_what_is_closed_moves_no_more():
+    assert {S.CONSUMED, S.CANCELLED, S.EXPIRED} == CLOSED
 
 
 @pytest.mark.parametrize(

@@ -160,16 +160,6 @@ def test_thoughts_are_no_part_of_the_answer():
     assert desk.journal.text == "yes"
 
 
-def test_a_withdrawn_chains_words_are_not_this_prompts_answer():
-    desk = Desk()
-    desk.journal.texts("message", None, ["old"])
-    desk.journal.close_block()
-    desk.journal.forget_text()
-    desk.journal.texts("message", None, ["new"])
-    desk.journal.close_block()
-    assert desk.journal.text == "new"
-
-
 def test_frames_of_one_batch_are_of_one_instant():
     desk = Desk()
     desk.journal.texts("message", None, ["a"])
@@ -256,10 +246,6 @@ def test_the_text_of_a_result_is_bounded_and_says_so():
     assert desk.journal.text == "1234567890123456789012345"
     assert desk.journal.truncated
     assert len(desk.rows()) == 4
-    desk.journal.forget_text()
-    desk.journal.texts("message", None, ["1234567890"])
-    desk.journal.close_block()
-    assert desk.journal.text == "1234567890"
 
 
 def test_held_events_get_cursors_and_records_and_are_shown_once_released():
