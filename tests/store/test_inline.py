@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ async def test_a_slow_commit_sends_the_next_ones_to_the_thread(
     store: SqliteStore, by_thread: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     readings = iter([0.0, 1.0])
-    monkeypatch.setattr(inline.time, "perf_counter", lambda: next(readings, 1.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(readings, 1.0))
     await store.save_session(session())
     assert by_thread == []
     await store.save_session(session())
