@@ -14,6 +14,7 @@ from runner.session.ending import result_of
 from runner.session.session import LastTurn, Paused
 from runner.store.port import Ending
 from runner.terms import EventType, Outcome, PromptState
+from runner.turn.journal import TEXT_CHARS
 
 log = logging.getLogger("runner.session")
 END_TRIES: Final = 3
@@ -134,6 +135,8 @@ async def _write(turn: TurnContext, ending: Ending) -> bool | None:
 
 def _last_events(turn: TurnContext, end: End) -> None:
     journal = turn.journal
+    if journal.truncated:
+        journal.event(EventType.NOTICE, {"kind": "result_text_cut", "characters": TEXT_CHARS})
     if end.error is not None:
         journal.event(EventType.ERROR, end.error.as_event())
     if end.outcome is not Outcome.PAUSED and turn.prompt is not None:

@@ -222,6 +222,10 @@ class TurnRun:
     def _claimed(self) -> None:
         if self.prompt is not None:
             self._turn.journal.event(EventType.USER_MESSAGE, {"content": self.prompt.content})
+        session = self._turn.session
+        if not session.agent_state.get("has_context"):
+            # The first frame of a session is known at once: what a killed runner leaves must tell of it.
+            session.outbox.flush_soon()
 
     def _give(self, driver: Driver, answering: Answering) -> bool:
         row = desk.closed(answering.row, InteractionStatus.CONSUMED)

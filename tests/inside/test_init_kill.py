@@ -56,6 +56,22 @@ def test_processes_of_earlier_turns_are_kept(cell: Cell) -> None:
     assert not set(left) & set(cell.alive())
 
 
+def test_a_job_of_an_earlier_turn_that_keeps_forking_is_no_survivor(cell: Cell) -> None:
+    """Case D9: a kept job starts a new child for each that is killed; the later turn's own processes still all die."""
+    start(cell)
+    cell.ok(op="mark", turn="one")
+    cell.say("nohup")
+    job = until(lambda: [pid for pid, line in cell.alive().items() if "while :; do" in line])
+    for turn in range(4):
+        cell.ok(op="mark", turn=f"later-{turn}")
+        cell.say("setsid")
+        cell.say("loop")
+        own = until(lambda: [pid for pid, line in cell.alive().items() if "sleep 600" in line])
+        assert cell.ok(op="kill_turn", turn=f"later-{turn}", seconds=5)["survivors"] == []
+        assert not set(own) & set(cell.alive())
+        assert set(job) <= set(cell.alive())
+
+
 def test_kill_of_a_turn_without_processes_kills_nobody(cell: Cell) -> None:
     start(cell)
     cell.ok(op="mark", turn="t")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.session.bed import Bed, types
@@ -39,3 +41,16 @@ async def test_a_turn_streams_and_its_seat_serves_the_next(bed: Bed) -> None:
     second = await bed.turn(nth=2)
     assert second["start"] == "hit"
     assert "context_lost" not in second
+
+
+async def test_the_first_frame_of_a_session_is_durable_at_once(bed: Bed) -> None:
+    """A runner that is killed right behind the claim must not forget that the agent was told something."""
+    handle = await bed.dispatch(prompt="hello", keep_on_disconnect=True)
+    agent = await bed.agent()
+    await agent.prompt()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    stored = [row.type for row in await bed.store.records("p", "s", None, 100)]
+    assert "user_message" in stored
+    await agent.finish()
+    assert (await handle.result())["ok"] is True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 
-from cell.processes import ZOMBIE, Entry, descendants, of_turn, send
+from cell.processes import ZOMBIE, Entry, boot_ticks, descendants, of_turn, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _slay(targets: list[Entry]) -> None:
 class TurnKill:
     """Kill what a turn started; over after three scans without a trace of it, or at the deadline.
 
-    Not the turn's: the identities in ``kept``, and whatever started before the clock tick ``since``.
+    Not the turn's: the identities in ``kept``, whatever started before the clock tick ``since``, and what a kept
+    process other than the agent starts once the kill is under way (a job of an earlier turn that keeps forking).
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class TurnKill:
         self._hit: set[Identity] = set()
         self._zombies: set[Identity] = set()
         self._clean = 0
+        self._began = boot_ticks()
         self.busy = False
 
     def step(self, now: float) -> dict[str, object] | None:
@@ -92,7 +94,9 @@ class TurnKill:
         kept = self._kept | {(entry.pid, entry.start) for entry in entries if entry.start < self._since}
         if not self._spare_agent and self._children.agent is not None:
             kept.discard(self._children.agent)
-        targets = of_turn(entries, kept, agent, *self._patterns)
+        jobs = {pid for pid, start in kept if (pid, start) != self._children.agent}
+        found = of_turn(entries, kept, agent, *self._patterns)
+        targets = [entry for entry in found if entry.start <= self._began or entry.parent not in jobs]
         zombies = {(entry.pid, entry.start) for entry in entries if entry.state == ZOMBIE}
         # A process that just died may have handed a child to a parent that this scan had already read.
         self._clean = self._clean + 1 if not targets and zombies <= self._zombies else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from errno import EPERM
 
 TYPE_CHECKING = False
@@ -56,6 +57,11 @@ def read_stat(pid: int) -> tuple[str, int, int, int] | None:
         return None
     fields = data[end + 2 :].split(b" ", 20)
     return fields[0].decode("ascii"), int(fields[1]), int(fields[17]), int(fields[19])
+
+
+def boot_ticks() -> int:
+    """Now, on the scale of a process's ``start``."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def command_line(pid: int) -> str:
