@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from runner.errors import RunnerError, turn_in_use
@@ -193,7 +194,7 @@ class Coordinator:
             try:
                 await self._commands.kill(session, StopReason.DELETE)
                 await session.outbox.flush()
-                await store.save_session(session.row(now))
+                await store.save_session(replace(session.row(now), ended_at=now))
             except BaseException:
                 session.ended_at = None
                 raise

@@ -98,7 +98,7 @@ class Session:
         self.paused: Paused | None = None
         self.last_turn: LastTurn | None = None
         self.busy = False
-        self.over = False
+        self.over = row.ended_at is not None
         """The end of the session is durable."""
         self.remains = False
         """It is over, but not everything of it is removed yet."""
@@ -159,7 +159,7 @@ class Session:
             self.session_id,
             self.created_at,
             now_ms,
-            self.ended_at,
+            self.ended_at if self.over else None,
             self.head.epoch,
             self.head.n,
             self.effective.config if config is None else config,

@@ -46,6 +46,12 @@ def assert_contiguous(events: list[Event]) -> None:
         last = (epoch, n)
 
 
+def assert_ordered(events: list[Event]) -> None:
+    """Cursors only grow: what is read later has no frames, but nothing twice and nothing out of its place."""
+    cursors = list(map(cursor, events))
+    assert cursors == sorted(set(cursors))
+
+
 async def take(reader: Reader, count: int) -> list[Event]:
     """At least ``count`` events of a reader that stays open."""
     events: list[Event] = []

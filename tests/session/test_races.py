@@ -12,7 +12,7 @@ from runner.session.services import Services
 from tests.session.bed import CALLER, Bed, types
 from tests.session.fake_agent import FakeAgent
 from tests.session.gates import Gate
-from tests.session.reading import assert_contiguous
+from tests.session.reading import assert_ordered
 
 pytestmark = pytest.mark.virtual_time
 
@@ -43,10 +43,10 @@ async def paused(bed: Bed, count: int = 1, **fields: Any) -> tuple[Any, FakeAgen
 
 
 async def check(bed: Bed, outcomes: list[str]) -> None:
-    """One ending each, one prompt_ended each, busy and idle in turns, cursors without a gap, no lease but a seat's."""
+    """One ending each, one prompt_ended each, busy and idle in turns, cursors in order, no lease but a seat's."""
     await asyncio.sleep(1)
     events = await bed.history()
-    assert_contiguous(events)
+    assert_ordered(events)
     assert [event["data"]["outcome"] for event in events if event["type"] == "done"] == outcomes
     ended = [event["data"]["prompt_id"] for event in events if event["type"] == "prompt_ended"]
     assert len(ended) == len(set(ended))
@@ -420,6 +420,8 @@ async def test_a_delete_that_failed_can_be_tried_again(bed: Bed, call: str) -> N
         await bed.sessions.delete(CALLER, "s")
     assert caught.value.code == "store_unavailable"
     bed.store.failing.clear()
+    if call == "save_session":
+        assert (await bed.store.session("p", "s")).ended_at is None, "not even by the ending of its turn"
     assert (await handle.result())["outcome"] == "cancelled"
     assert (await bed.sessions.delete(CALLER, "s")).status == 200
     assert bed.provider.removed == [("p", "s")]
@@ -486,3 +488,19 @@ async def test_a_paused_agent_that_floods_is_ended(bed: Bed) -> None:
     assert bed.provider.alive == set()
     assert one.state == "failed"
     await check(bed, ["paused"])
+
+
+async def test_a_chain_that_goes_on_by_itself_waits_for_the_plane(bed: Bed) -> None:
+    """Nobody can admit its turn: it is tried again, not in one loop step after the other."""
+    plane: Any = bed.replica.plane
+    one, agent, frame, _ = await paused(bed)
+    plane.down = True
+    minted = services(bed).ids.mint("turn")
+    agent.say("changed my mind")
+    agent.answer(frame)
+    await asyncio.sleep(30)
+    assert int(services(bed).ids.mint("turn").split("_")[1]) - int(minted.split("_")[1]) < 40
+    plane.down = False
+    await asyncio.sleep(5)
+    assert one.state == "done"
+    await check(bed, ["paused", "completed"])

@@ -1,0 +1,54 @@
+"""Anything may happen in any order: dispatches, agents' manners, Stops, kills, answers, silence, outages."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.session.bed import Bed
+from tests.session.world import SETTINGS, World
+from tests.virtual_time import VirtualTimeLoop
+
+KINDS = (
+    "dispatch",
+    "dispatch",
+    "agent",
+    "agent",
+    "agent",
+    "agent",
+    "command",
+    "answer",
+    "leave",
+    "fault",
+    "sleep",
+    "sleep",
+)
+Story = list[tuple[str, int, int]]
+STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 9))
+
+
+async def tell(story: Story) -> None:
+    """Live through a story, calm down, and check what must hold."""
+    world = World(await Bed.make(settings=SETTINGS))
+    try:
+        for kind, one, two in story:
+            await asyncio.sleep(world.step(kind, one, two))
+        await world.calm()
+        await world.check()
+        await world.next_messages()
+        await world.calm()
+        await world.check()
+        await world.restart()
+    finally:
+        await world.close()
+
+
+@settings(
+    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+@given(st.lists(STEPS, min_size=3, max_size=40))
+def test_whatever_happens_it_comes_to_rest(story: Story) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(tell(story))
