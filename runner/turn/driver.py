@@ -83,7 +83,7 @@ class Driver:
         self._end: rules.End | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._rang = True
+        self._rang = False
         self._shortest = limits.shortest
         self._last_item = clock.monotonic()
         self._blocks: list[dict[str, Any]] = []
