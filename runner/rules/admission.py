@@ -24,6 +24,12 @@ class Verdict(StrEnum):
     REFUSED = "refused"
 
 
-def first_answer(*, admitted: bool, locally_busy: bool) -> Verdict:
-    """The plane decides; a seat that is busy here refuses as a backstop even when the plane did not (DESIGN 3.1.7)."""
-    return Verdict.ADMITTED if admitted and not locally_busy else Verdict.REFUSED
+def first_answer(*, admitted: bool, locally_busy: bool, chain_gone: bool = False) -> Verdict:
+    """The plane decides; what is known here refuses as a backstop even when the plane did not (DESIGN 3.1.7).
+
+    Args:
+        admitted: the plane's answer.
+        locally_busy: another turn has the session, or its seat is busy.
+        chain_gone: the paused chain that the turn would resume has ended since, or another turn resumed it.
+    """
+    return Verdict.ADMITTED if admitted and not locally_busy and not chain_gone else Verdict.REFUSED

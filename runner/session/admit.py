@@ -25,9 +25,11 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     session, services = turn.session, turn.services
     answer = await services.beats.first(turn.beat("running"))
     busy = services.pool.busy(session.key) or session.current is not None
-    if admission.first_answer(admitted=answer.admitted, locally_busy=busy) is admission.Verdict.REFUSED:
+    gone = turn.resumes is not None and session.paused is not turn.resumes
+    verdict = admission.first_answer(admitted=answer.admitted, locally_busy=busy, chain_gone=gone)
+    if verdict is admission.Verdict.REFUSED:
         if answer.admitted:
-            await services.beats.end(turn.beat("ended", parked=True))
+            await services.beats.end(turn.beat("ended", parked=services.pool.live(session.key) is not None))
         return False
     session.current = run
     stored = False

@@ -20,10 +20,10 @@ def test_another_content_under_a_known_id_is_a_conflict():
     assert (caught.value.code, caught.value.status, caught.value.retryable) == ("prompt_conflict", 409, False)
 
 
-@pytest.mark.parametrize(("admitted", "busy"), list(product([True, False], repeat=2)))
-def test_the_plane_decides_and_a_busy_seat_is_the_backstop_case_b1(admitted: bool, busy: bool):
-    expected = Verdict.ADMITTED if admitted and not busy else Verdict.REFUSED
-    assert first_answer(admitted=admitted, locally_busy=busy) is expected
+@pytest.mark.parametrize(("admitted", "busy", "gone"), list(product([True, False], repeat=3)))
+def test_the_plane_decides_and_what_is_known_here_is_the_backstop_case_b1(admitted: bool, busy: bool, gone: bool):
+    expected = Verdict.ADMITTED if admitted and not busy and not gone else Verdict.REFUSED
+    assert first_answer(admitted=admitted, locally_busy=busy, chain_gone=gone) is expected
 
 
 def test_the_refusal_is_one_sentence_byte_for_byte():

@@ -50,7 +50,8 @@ class Gate:
 class SlowStore(MemoryStore):
     """A ``MemoryStore`` whose calls suspend, as a database's do: once before and once behind the work.
 
-    ``gates`` holds a call by its name, ``failing`` makes that many calls of a name fail, ``broken`` makes them raise.
+    ``latency`` is how long each of the two takes, ``gates`` holds a call by its name, ``failing`` makes that many calls
+    of a name fail, ``broken`` makes them raise.
     """
 
     def __init__(self) -> None:
@@ -60,10 +61,11 @@ class SlowStore(MemoryStore):
         self.broken: dict[str, Exception] = {}
         self.called: Counter[str] = Counter()
         self.inside = False
+        self.latency = 0.0
 
     async def passes(self, name: str) -> None:
         self.called[name] += 1
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.latency)
         gate = self.gates.get(name)
         if gate is not None:
             await gate.passes()
@@ -85,7 +87,7 @@ def _suspending(name: str) -> Callable[..., Awaitable[Any]]:
             answer = await work(self, *args, **named)
         finally:
             self.inside = False
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.latency)
         return answer
 
     return call
@@ -102,14 +104,15 @@ class SlowPlane(MemoryLeasePlane):
         super().__init__(LoopClock(), 20)
         self.gates: dict[str, Gate] = {}
         self.down = False
+        self.latency = 0.0
 
     async def beat(self, beat: Heartbeat) -> BeatAnswer:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.latency)
         gate = self.gates.get(beat.phase)
         if gate is not None:
             await gate.passes()
         if self.down:
             raise RunnerError("plane_unavailable", "The plane is away.")
         answer = await super().beat(beat)
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.latency)
         return answer

@@ -479,6 +479,32 @@ async def test_a_new_session_whose_first_dispatch_fails_is_still_one_session(bed
     await check(bed, ["cancelled"])
 
 
+@pytest.mark.parametrize("late", ["answer", "cancel"])
+async def test_a_turn_that_comes_too_late_to_resume_its_chain_is_refused(bed: Bed, late: str) -> None:
+    """Its beat was slow: a new prompt has withdrawn the chain and ended meanwhile."""
+    plane: Any = bed.replica.plane
+    _, agent, frame, [question] = await paused(bed)
+    gate = plane.gates["running"] = Gate()
+    slow = asyncio.create_task(
+        bed.answer(question, decision="allow") if late == "answer" else bed.cancel(wait_seconds=2)
+    )
+    await gate.reached.wait()
+    del plane.gates["running"]
+    two = await bed.dispatch(prompt="two", keep_on_disconnect=True)
+    await agent.heard("session/cancel")
+    agent.answer(frame, "cancelled")
+    await agent.finish(2)
+    assert (await two.result())["ok"] is True
+    gate.open()
+    if late == "answer":
+        with pytest.raises(RunnerError):
+            await slow
+    else:
+        assert (await slow).body["outcome"] == "not_running"
+    await check(bed, ["paused", "completed"])
+    assert (await bed.turn(nth=3))["start"] == "hit"
+
+
 async def test_a_paused_agent_that_floods_is_ended(bed: Bed) -> None:
     one, agent, _, _ = await paused(bed)
     for _ in range(40):

@@ -12,18 +12,14 @@ from tests.session.world import SETTINGS, World
 from tests.virtual_time import VirtualTimeLoop
 
 KINDS = (
-    "dispatch",
-    "dispatch",
-    "agent",
-    "agent",
-    "agent",
-    "agent",
+    *("dispatch",) * 2,
+    *("agent",) * 4,
+    *("sleep",) * 2,
     "command",
     "answer",
     "leave",
     "fault",
-    "sleep",
-    "sleep",
+    "slow",
 )
 Story = list[tuple[str, int, int]]
 STEPS = st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 9))

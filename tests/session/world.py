@@ -12,12 +12,13 @@ from runner.errors import RunnerError
 from runner.session.port import Reader, ReaderEnded
 from tests.session.bed import CALLER, Bed, types
 from tests.session.fake_agent import FakeAgent
-from tests.session.reading import Event, assert_contiguous, conversation, cursor, take
+from tests.session.reading import Event, assert_contiguous, assert_ordered, conversation, cursor, take
 
 SESSIONS = ("a", "b", "c")
 SETTINGS = {"pool": {"max_seats": 2}, "acp": {"start_seconds": 5}, "turn": {"settle_seconds": 3}}
 SLEEPS = (0.0, 0.0, 0.05, 0.2, 1.0, 4.0, 11.0, 61.0, 601.0, 20.0)
 PAUSES = (0.0, 0.0, 0.001, 0.01, 0.15, 0.15)
+LATENCIES = (0.0, 0.0, 0.01, 0.05, 0.2, 1.0)
 PATIENCE = 300.0
 
 
@@ -99,6 +100,7 @@ class World:
         self.clients: list[asyncio.Task[Any]] = []
         self.watchers: dict[str, asyncio.Task[None]] = {}
         self.seen: dict[str, list[Event]] = {}
+        self.gapless: dict[str, bool] = {}
         self.readers = 0
         self.deleted: set[str] = set()
         self.prompts = 0
@@ -122,6 +124,8 @@ class World:
                     self.clients[one % len(self.clients)].cancel()
             case "fault":
                 self.fault(one, two)
+            case "slow":
+                self.store.latency, self.plane.latency = LATENCIES[one], LATENCIES[two % 6]
         return SLEEPS[two] if kind == "sleep" else PAUSES[one]
 
     def dispatch(self, session_id: str, two: int) -> None:
@@ -158,19 +162,22 @@ class World:
         return events
 
     async def watch(self, session_id: str) -> None:
-        """A follower from the beginning, until the session is deleted."""
-        try:
-            reader = await self.bed.sessions.follow(CALLER, session_id, None, True)
-        except RunnerError:  # it is being deleted, which may fail yet
-            del self.watchers[session_id]
-            return
+        """A follower from the beginning, until the session is deleted; it comes back where it was broken off."""
         seen = self.seen.setdefault(session_id, [])
+        with contextlib.suppress(ReaderEnded):
+            while True:
+                with contextlib.suppress(RunnerError):
+                    await self.follow(session_id, seen)
+                await asyncio.sleep(1)
+
+    async def follow(self, session_id: str, seen: list[Event]) -> None:
+        after = seen[-1]["cursor"] if seen else None
+        reader: Any = await self.bed.sessions.follow(CALLER, session_id, after, True)
+        self.gapless[session_id] = self.gapless.get(session_id, True) and reader._covered
         self.readers += 1
         try:
-            with contextlib.suppress(ReaderEnded):
-                while True:
-                    lines = await take_any(reader)
-                    seen.extend(lines)
+            while True:
+                seen.extend(await take_any(reader))
         finally:
             reader.close()
             self.readers -= 1
@@ -281,6 +288,7 @@ class World:
         """Faults end, agents behave; everything that is under way comes to its end."""
         provider = self.bed.provider
         self.store.unavailable = self.plane.down = False
+        self.store.latency = self.plane.latency = 0.0
         self.store.failing.clear()
         provider.start_error, provider.survivors, provider.unproven = None, False, 0
         if provider.start_gate is not None:
@@ -349,7 +357,7 @@ class World:
         stored = await bed.history(session_id)
         if session_id in self.seen:
             live = self.seen[session_id]
-            assert_contiguous(live)
+            (assert_contiguous if self.gapless[session_id] else assert_ordered)(live)
             assert cursor(live[-1]) == cursor(stored[-1])
             assert conversation(live) == conversation(stored)
         turns = [row for row in bed.store._all_turns() if row.session_id == session_id]
