@@ -27,7 +27,7 @@ ROWS_MAX: Final = 300
 SLOW_SECONDS: Final = 0.02
 REST_SECONDS: Final = 5.0
 CALM_SECONDS: Final = 0.0003
-COMMITS_MAX: Final = 400
+CHANGES_MAX: Final = 1000
 
 
 class InlineWriter:
@@ -51,8 +51,7 @@ class InlineWriter:
         self._copier = copier
         self._rests_until = 0.0
         self._last = 0.0
-        self._commits = 0
-        self._copied_changes = connection.total_changes
+        self._copied_changes = self._own_changes = connection.total_changes
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -86,9 +85,8 @@ class InlineWriter:
 
     def _log_is_long(self) -> bool:
         """Now and then the thread writes, and copies the log's rest: the copier need not keep up with a busy loop."""
-        self._commits += 1
-        if self._commits > COMMITS_MAX:
-            self._commits = 0
+        if self._connection.total_changes - self._own_changes > CHANGES_MAX:
+            self._own_changes = self._connection.total_changes
             self._writer.note_log(LOG_FRAMES_MAX + 1)
         return self._writer.log_is_long
 
