@@ -144,7 +144,11 @@ class Stream:
                 self._cursor = last_cursor(lines) or self._cursor
                 if reader.ended:
                     return lines
-            await self.send(lines)
+            try:
+                await self.send(lines)
+            except TimeoutError:
+                reader.close(cut=True)
+                raise
 
     async def _last_words(self, reason: str) -> None:
         data = to_json({"from": self._cursor, "reason": reason})

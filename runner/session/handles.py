@@ -36,8 +36,10 @@ class LiveReader:
         """See ``session.port.Reader``."""
         return self._reader.ended
 
-    def close(self) -> None:
-        """Detach; idempotent."""
+    def close(self, *, cut: bool = False) -> None:
+        """See ``session.port.Reader``."""
+        if cut and self._open:
+            self._session.presence.cut()
         if self._open:
             self._open = False
             self._reader.close()
@@ -105,7 +107,7 @@ class BytesReader:
         """Whether all parts were given."""
         return not self._parts
 
-    def close(self) -> None:
+    def close(self, *, cut: bool = False) -> None:
         """Nothing is held."""
 
 

@@ -171,8 +171,10 @@ class HistoryReader:
         """See ``session.port.Reader``."""
         return not self._in_past and self._log_reader.ended
 
-    def close(self) -> None:
-        """Detach; idempotent."""
+    def close(self, *, cut: bool = False) -> None:
+        """See ``session.port.Reader``."""
+        if cut and self._open:
+            self._session.presence.cut()
         if self._open:
             self._open = False
             self._log_reader.close()

@@ -46,8 +46,11 @@ class Reader(Protocol):
         """Whether it is known already that nothing follows what was delivered; ``next`` tells in any case."""
         ...
 
-    def close(self) -> None:
-        """Detach; idempotent. Never affects the turn."""
+    def close(self, *, cut: bool = False) -> None:
+        """Detach; idempotent. Never affects the turn.
+
+        ``cut``: the server gave the reader up, it did not leave: it counts at the turn's ending (DESIGN 3.4).
+        """
         ...
 
 

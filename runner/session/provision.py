@@ -25,6 +25,8 @@ from runner.turn.live import LiveSeat
 
 SETTING_SECONDS: Final = 10.0
 UNDO_SECONDS: Final = 15.0
+PROVIDER_SECONDS: Final = 5.0
+"""What a provider may take beyond the deadline that it was given."""
 Undo = Callable[[Sandbox, str], "asyncio.Task[bool]"]
 RESERVED: Final = frozenset({"HOME", "TMPDIR"})
 
@@ -113,7 +115,11 @@ class Provisioner:
         seconds = max(self._settings.acp.start_seconds, self.catalogue.get(effective.harness).min_start_seconds)
         secrets = effective.known_secrets()
         spec = self._spec(seat, effective, secrets, self._clock.monotonic() + seconds)
-        sandbox = await self.providers[effective.provider].start(spec)
+        try:
+            async with asyncio.timeout_at(spec.deadline + PROVIDER_SECONDS):
+                sandbox = await self.providers[effective.provider].start(spec)
+        except TimeoutError:
+            raise RunnerError("sandbox_start_failed", f"The sandbox did not start within {seconds:g} s.") from None
         redactor = Redactor(secrets.values())
         try:
             connection = AgentConnection(

@@ -53,6 +53,7 @@ class FakeReader:
     def __init__(self) -> None:
         self._feed: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self.closed = asyncio.Event()
+        self.given_up = False
         self.asked = asyncio.Event()
 
     ended = False
@@ -78,7 +79,8 @@ class FakeReader:
             raise item
         return item
 
-    def close(self) -> None:
+    def close(self, *, cut: bool = False) -> None:
+        self.given_up = self.given_up or cut
         self.closed.set()
 
 

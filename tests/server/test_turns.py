@@ -254,6 +254,7 @@ async def test_a_client_that_reads_nothing_is_cut_in_the_end(
     writer.write(_dispatch_bytes())
     await _until(lambda: bool(slow.readers))
     await asyncio.wait_for(slow.readers[0].closed.wait(), 5)
+    assert slow.readers[0].given_up, "it did not leave: the sandbox is kept for it"
     writer.transport.abort()
 
 

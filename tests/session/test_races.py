@@ -346,6 +346,17 @@ async def test_a_failed_start_counts_until_it_is_proven_gone(unproven: int) -> N
     await bed.close()
 
 
+async def test_a_provider_that_does_not_keep_its_deadline_is_given_up_case_c14() -> None:
+    bed = await Bed.make(settings={"acp": {"start_seconds": 5}})
+    bed.provider.start_gate = asyncio.Event()
+    handle = await bed.dispatch()
+    assert (await handle.result())["error"]["code"] == "sandbox_start_failed"
+    assert asyncio.get_running_loop().time() == pytest.approx(10, abs=1)
+    bed.provider.start_gate = None
+    assert (await bed.turn())["reason"] == "sandbox_start_failed"
+    await bed.close()
+
+
 async def test_a_stop_while_settings_are_applied_is_heard_and_the_agent_not_trusted(bed: Bed) -> None:
     bed.provider.manners["new"] = {"modes": {"currentModeId": "a", "availableModes": [{"id": "a"}, {"id": "b"}]}}
     await bed.turn()

@@ -429,6 +429,20 @@ async def test_a_reader_that_was_cut_counts_as_one(small: Bed) -> None:
     assert small.provider.alive == set(), "it counted for its own turn only"
 
 
+async def test_a_reader_that_the_server_gave_up_counts_as_one(bed: Bed) -> None:
+    await bed.dispatch(prompt_id="x")
+    for how in ({"cut": True}, {}):
+        (await bed.sessions.follow(CALLER, "s", None, True)).close(**how)
+    frame = await (await bed.agent()).prompt()
+    await asyncio.sleep(60)
+    (await bed.agent()).say("ok")
+    (await bed.agent()).answer(frame)
+    async for _ in ended(bed, "x"):
+        pass
+    await asyncio.sleep(1)
+    assert bed.provider.alive
+
+
 async def test_a_follower_sees_turn_after_turn_without_a_gap(bed: Bed) -> None:
     await bed.turn()
     follower = await bed.sessions.follow(CALLER, "s", None, True)
