@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from runner.session.port import Reader, ReaderEnded
+from tests.session.bed import Bed
 
 Event = dict[str, Any]
 
@@ -74,3 +77,22 @@ async def rest_of(reader: Reader) -> list[Event]:
         return events
     finally:
         reader.close()
+
+
+async def ended(bed: Bed, prompt_id: str) -> AsyncIterator[None]:
+    """Until the prompt has its result."""
+    while (row := await bed.store.prompt("p", "s", prompt_id)) is None or row.state == "active":
+        yield
+        await asyncio.sleep(0.01)
+
+
+def lease(bed: Bed, session_id: str = "s") -> Any:
+    """The session's leases."""
+    plane: Any = bed.replica.plane
+    return plane.lease("p", session_id)
+
+
+def presence(bed: Bed) -> int:
+    """How many readers the session counts."""
+    session = bed.sessions._registry.known(("p", "s"))
+    return session.presence.count if session is not None else 0

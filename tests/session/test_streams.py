@@ -1,22 +1,31 @@
-"""Streams: nothing of a turn depends on who reads it, and whoever reads sees the same conversation (DESIGN 3.9)."""
+"""Streams: whoever reads, early, late, slowly or again, sees the same conversation (DESIGN 3.9)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from runner.errors import RunnerError
-from runner.session.port import Reader, ReaderCut, ReaderEnded
+from runner.session.port import Reader, ReaderCut
 from tests.session.bed import CALLER, Bed, types
-from tests.session.fake_agent import FakeAgent, text_frame, update_frame
+from tests.session.fake_agent import text_frame, update_frame
 from tests.session.gates import Gate
-from tests.session.reading import Event, assert_contiguous, conversation, cursor, rest_of, take
+from tests.session.reading import (
+    Event,
+    assert_contiguous,
+    conversation,
+    cursor,
+    ended,
+    presence,
+    rest_of,
+    take,
+)
 
 pytestmark = pytest.mark.virtual_time
+
 
 SMALL = {"server": {"ring_bytes": 2048, "reader_buffer_bytes": 4096}}
 
@@ -48,141 +57,6 @@ async def rich_turn(bed: Bed, nth: int = 1) -> None:
     agent.answer(frame)
     async for _ in ended(bed, f"p{nth}"):
         pass
-
-
-async def ended(bed: Bed, prompt_id: str) -> AsyncIterator[None]:
-    """Until the prompt has its result."""
-    while (row := await bed.store.prompt("p", "s", prompt_id)) is None or row.state == "active":
-        yield
-        await asyncio.sleep(0.01)
-
-
-def leases(bed: Bed) -> Any:
-    return bed.replica.plane.lease("p", "s")  # type: ignore[attr-defined]
-
-
-def presence(bed: Bed) -> int:
-    session = bed.sessions._registry.known(("p", "s"))
-    return session.presence.count if session is not None else 0
-
-
-# Case H8: who dispatched goes away.
-
-
-async def client(bed: Bed) -> None:
-    """What a request handler does: dispatch, read everything, take the result."""
-    handle = await bed.dispatch(prompt="hello", prompt_id="x")
-    reader = handle.reader()
-    try:
-        while True:
-            await reader.next(10)
-    except ReaderEnded:
-        await handle.result()
-    finally:
-        reader.close()
-
-
-async def check_turn_without_reader(bed: Bed, *, admitted: bool) -> None:
-    """The turn of a client that went away runs to its end and leaves nothing."""
-    if admitted:
-        agent = await bed.agent()
-        frame = await agent.prompt()
-        await asyncio.sleep(11)
-        assert presence(bed) == 0
-        agent.say("nobody hears this")
-        agent.answer(frame)
-        async for _ in ended(bed, "x"):
-            pass
-        await asyncio.sleep(1)
-        row = await bed.store.prompt("p", "s", "x")
-        assert (row.state, row.result["outcome"], row.result["text"]) == ("done", "completed", "nobody hears this")
-        assert types(await bed.history()).count("done") == 1
-    else:
-        await asyncio.sleep(11)
-        assert await bed.store.prompt("p", "s", "x") is None
-        assert bed.provider.sandboxes == []
-    assert bed.provider.alive == set()
-    assert (leases(bed).alive, leases(bed).running) == (None, None)
-    assert await bed.store.open_turns() == []
-    assert (await bed.turn(agents=len(bed.provider.sandboxes) + 1))["ok"] is True
-
-
-@pytest.mark.parametrize("call", ["session", "prompt", "admit", "end"])
-async def test_a_disconnect_at_a_store_call_case_h8(bed: Bed, call: str) -> None:
-    gate = bed.store.gates[call] = Gate()
-    gone = asyncio.create_task(client(bed))
-    if call == "end":
-        await (await bed.agent()).finish()
-    await gate.reached.wait()
-    gone.cancel()
-    await asyncio.wait([gone])
-    gate.open()
-    if call == "end":
-        async for _ in ended(bed, "x"):
-            pass
-        await asyncio.sleep(0.1)
-        assert (leases(bed).alive, leases(bed).running) == (None, None)
-        assert (await bed.turn(nth=2))["start"] == "hit", "the reader is gone for less than the grace"
-    else:
-        await check_turn_without_reader(bed, admitted=call == "admit")
-
-
-@pytest.mark.parametrize("phase", ["running", "ended"])
-async def test_a_disconnect_at_a_beat_case_h8(bed: Bed, phase: str) -> None:
-    plane: Any = bed.replica.plane
-    gate = Gate()
-    if phase == "running":
-        plane.gates["running"] = gate
-    gone = asyncio.create_task(client(bed))
-    if phase == "ended":
-        agent = await bed.agent()
-        frame = await agent.prompt()
-        plane.gates["parked"] = gate
-        agent.say("ok")
-        agent.answer(frame)
-    await gate.reached.wait()
-    gone.cancel()
-    await asyncio.wait([gone])
-    gate.open()
-    if phase == "running":
-        await check_turn_without_reader(bed, admitted=True)
-    else:
-        assert (await bed.turn(nth=2))["start"] == "hit"
-
-
-@pytest.mark.parametrize("place", ["start", "initialize", "session/new", "mark", "prompt"])
-async def test_a_disconnect_while_it_is_prepared_case_h8(bed: Bed, place: str) -> None:
-    gate = asyncio.Event()
-    if place == "start":
-        bed.provider.start_gate = gate
-    elif place == "mark":
-        bed.provider.mark_gate = gate
-    elif place != "prompt":
-        bed.provider.manners[f"gate:{place}"] = gate
-    gone = asyncio.create_task(client(bed))
-    await asyncio.sleep(1)
-    gone.cancel()
-    await asyncio.wait([gone])
-    gate.set()
-    await check_turn_without_reader(bed, admitted=True)
-
-
-async def test_a_disconnect_at_every_step_case_h8() -> None:
-    """The client is cancelled after each of its first loop steps: before, at and behind the admission."""
-    admitted = set()
-    for steps in range(30):
-        bed = await Bed.make()
-        gone = asyncio.create_task(client(bed))
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.wait([gone])
-        await asyncio.sleep(1)
-        admitted.add(bool(bed.provider.sandboxes))
-        await check_turn_without_reader(bed, admitted=bool(bed.provider.sandboxes))
-        await bed.close()
-        assert bed.provider.alive == set()
-    assert admitted == {True, False}
 
 
 # Cases H6, H9: who comes late.
@@ -572,113 +446,6 @@ async def test_what_no_store_can_hold_is_replaced_and_stays_equal_everywhere(bed
     assert (await handle.result())["text"] == expected
     live, stored = await bed.events(handle), await bed.history()
     assert conversation(live)["blocks"] == conversation(stored)["blocks"] == [("message", expected)]
-
-
-# Secrets (DESIGN 3.11, case K2).
-
-SECRET = 'hunter2-hunter2-"quoted"-é'
-
-
-async def everything_known(bed: Bed) -> str:
-    """All that a client or the store can show, as one text."""
-    views: list[Any] = [
-        await bed.history(),
-        await bed.sessions.view(CALLER, "s"),
-        await bed.sessions.records(CALLER, "s", None, 1000),
-        await bed.sessions.interactions(CALLER, None, None),
-        await bed.sessions.sessions(CALLER, 10, None),
-    ]
-    text = json.dumps(views, ensure_ascii=False)
-    tables = (bed.store._sessions, bed.store._turns, bed.store._prompts, bed.store._interactions, bed.store._records)
-    return text + "".join(repr(row) for table in tables for row in table.values())
-
-
-def hidden(text: str) -> bool:
-    return "hunter2" not in text and "hunter2" not in text.encode().decode("unicode_escape", "replace")
-
-
-async def test_secrets_are_masked_everywhere_case_k2(bed: Bed) -> None:
-    fields: dict[str, Any] = {"secrets": {"KEY": SECRET}, "prompt_id": "x", "keep_on_disconnect": True}
-    handle = await bed.dispatch(prompt=f"use {SECRET} please", **fields)
-    reading = asyncio.create_task(rest_of(handle.reader()))
-    agent = await bed.agent()
-    frame = await agent.prompt()
-    assert frame["params"]["prompt"][0]["text"] == f"use {SECRET} please", "the agent gets it"
-    for cut in (1, 7, len(SECRET) - 1):
-        agent.say("text: " + SECRET[:cut])
-        await asyncio.sleep(0.5)
-        agent.say(SECRET[cut:] + " end ")
-    for char in SECRET:
-        agent.update(sessionUpdate="agent_thought_chunk", content={"type": "text", "text": char})
-    agent.update(
-        sessionUpdate="tool_call",
-        toolCallId="t1",
-        title=f"curl -H {SECRET}",
-        status="in_progress",
-        rawInput={"command": [SECRET], SECRET: 1},
-        content=[{"type": "content", "content": {"type": "text", "text": json.dumps({"k": SECRET})}}],
-    )
-    agent.update(sessionUpdate="strange", value=SECRET)
-    option = {"optionId": "yes", "name": f"Always allow curl {SECRET}", "kind": "allow_once"}
-    agent.ask(1, "t1", [option])
-    await handle.result()
-    [question] = (await bed.sessions.view(CALLER, "s"))["open_interactions"]
-    assert hidden(await everything_known(bed))
-    await bed.answer(question, option_id="yes")
-    assert (await agent.answered(1))["result"]["outcome"]["optionId"] == "yes"
-    agent.error(frame["id"], -32603, f"login with {SECRET} failed")
-    again = await bed.dispatch(prompt=f"use {SECRET} please", prompt_id="x")
-    result = await again.result()
-    assert result["error"]["message"].endswith("login with [secret] failed")
-    assert hidden(json.dumps(result, ensure_ascii=False))
-    assert hidden(json.dumps(await reading, ensure_ascii=False))
-    shown = conversation(await bed.history())
-    assert shown["blocks"][0] == ("message", "text: [secret] end " * 3)
-    assert shown["blocks"][1] == ("thought", "[secret]")
-    assert hidden(await everything_known(bed))
-
-
-async def test_a_limit_that_names_a_tool_names_no_secret_case_k2(bed: Bed) -> None:
-    handle = await bed.dispatch(
-        secrets={"KEY": SECRET}, limits={"tool_call_seconds": 5}, keep_on_disconnect=True, prompt_id="x"
-    )
-    agent = await bed.agent()
-    await agent.prompt()
-    agent.update(sessionUpdate="tool_call", toolCallId="t", title=f"curl {SECRET}", status="in_progress")
-    result = await handle.result()
-    assert result["error"]["code"] == "limit_tool_call"
-    assert "curl [secret]" in result["error"]["message"]
-    assert hidden(await everything_known(bed))
-
-
-async def test_an_agent_that_dies_tells_no_secret_case_k2(bed: Bed) -> None:
-    handle = await bed.dispatch(secrets={"KEY": SECRET}, keep_on_disconnect=True)
-    agent = await bed.agent()
-    await agent.prompt()
-    agent.transport.agent.send_stderr(f"fatal: bad key {SECRET}\n".encode())
-    agent.exit(1)
-    result = await handle.result()
-    assert "bad key [secret]" in result["error"]["message"]
-    assert hidden(await everything_known(bed))
-
-
-async def test_a_former_secret_stays_masked_case_k2(bed: Bed) -> None:
-    """The workspace may still hold it, and a paused agent knows it while it is withdrawn."""
-    handle = await bed.dispatch(secrets={"KEY": SECRET}, keep_on_disconnect=True)
-    agent = await bed.agent()
-    frame = await agent.prompt()
-    agent.ask(1)
-    await handle.result()
-    second = await bed.dispatch(prompt="two", secrets={"KEY": "another-secret"}, keep_on_disconnect=True)
-    await agent.heard("session/cancel")
-    agent.say(f"old {SECRET}")
-    agent.answer(frame, "cancelled")
-    newer: FakeAgent = await bed.agent(2)
-    frame = await newer.prompt()
-    newer.say(f"file says {SECRET}, I know another-secret")
-    newer.answer(frame)
-    assert (await second.result())["text"] == "file says [secret], I know [secret]"
-    assert hidden(await everything_known(bed))
 
 
 async def test_unknown_updates_do_not_break_a_stream(bed: Bed) -> None:
