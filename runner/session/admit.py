@@ -32,6 +32,9 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
             await services.beats.end(turn.beat("ended", parked=services.pool.live(session.key) is not None))
         return False
     session.current = run
+    if session.effective is not run.based_on:
+        # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
+        turn.effective = turn.merge(session.effective)
     stored = False
     try:
         _mark_early(turn)

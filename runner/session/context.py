@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class TurnContext:
 
     Attributes:
         prompt: None for a turn that owns none.
+        merge: what ``effective`` is over another last accepted configuration of the session.
         resumes: the paused chain that it goes on with.
         start, reason: how it got its agent, and why it was cold.
         live: the seat it holds.
@@ -37,6 +39,7 @@ class TurnContext:
     turn_id: str
     prompt: Prompt | None
     effective: Effective
+    merge: Callable[[Effective], Effective]
     resumes: Paused | None
     machine: turn.Turn
     journal: Journal

@@ -16,7 +16,7 @@ from runner.rules import admission
 from runner.rules.pool import Key
 from runner.session import views
 from runner.session.commands import Commands
-from runner.session.effective import merged
+from runner.session.effective import Effective, merged
 from runner.session.ending import refused_result
 from runner.session.handles import DoneHandle, Handle
 from runner.session.history import HistoryReader, cursor_of, prompt_events, record_view
@@ -104,7 +104,11 @@ class Coordinator:
         keep: bool,
     ) -> TurnRun:
         services = self._services
-        effective = merged(session.effective, request, self._registry.vault, self._registry.limits)
+
+        def merge(last: Effective) -> Effective:
+            return merged(last, request, self._registry.vault, self._registry.limits)
+
+        effective = merge(session.effective)
         if effective is not session.effective or services.pool.live(session.key) is None:
             services.provisioner.check(effective, caller)
         prompt = Prompt(
@@ -119,7 +123,7 @@ class Coordinator:
         turn_id = request.turn_id or services.ids.mint("turn")
         if turn_id in self._runs:
             raise turn_in_use()
-        return TurnRun(services, session, turn_id=turn_id, prompt=prompt, effective=effective)
+        return TurnRun(services, session, turn_id=turn_id, prompt=prompt, effective=effective, merge=merge)
 
     async def _handle(self, session: Session, run: TurnRun) -> PromptHandle:
         assert run.prompt is not None

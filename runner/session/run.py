@@ -34,6 +34,7 @@ class TurnRun:
     Attributes:
         admitted: True or False once the first heartbeat was answered, or the error that prevented an answer.
         ended: done when the result is there.
+        based_on: the session's configuration when the turn was dispatched.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class TurnRun:
         turn_id: str,
         prompt: Prompt | None,
         effective: Effective,
+        merge: Callable[[Effective], Effective] = lambda last: last,
         resumes: Paused | None = None,
         answers: tuple[Answering, ...] = (),
     ) -> None:
@@ -59,6 +61,7 @@ class TurnRun:
             turn_id=turn_id,
             prompt=prompt,
             effective=effective,
+            merge=merge,
             resumes=resumes,
             machine=self.machine,
             journal=session.journal(turn_id, prompt.prompt_id if prompt is not None else None),
@@ -66,6 +69,7 @@ class TurnRun:
             started_ms=services.clock.now_ms(),
         )
         self._seating = Seating(self._turn)
+        self.based_on = session.effective
         self._answers = list(answers)
         self._answerable: asyncio.Future[None] = loop.create_future()
         self._given: set[str] = set()
