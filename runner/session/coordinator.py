@@ -84,6 +84,8 @@ class Coordinator:
             if known is not None:
                 return known
             session = self._registry.again(session)
+        if request.turn_id is not None:
+            await self._unused(session, request.turn_id)
         try:
             if not self.has_capacity():
                 raise self.at_capacity()
@@ -164,6 +166,12 @@ class Coordinator:
         if starting is not None:
             return starting
         return prompt if prompt.state is PromptState.ACTIVE or not prompt.result.done() else None
+
+    async def _unused(self, session: Session, turn_id: str) -> None:
+        """A turn that was may never come back; telling a client that the session is busy would be untrue."""
+        if await self._services.store.turn(session.project, session.session_id, turn_id) is not None:
+            self._registry.forget(session)
+            raise RunnerError("invalid_request", "turn_id: this id was used before.", field="turn_id")
 
     def at_capacity(self) -> RunnerError:
         """The refusal of a replica that has no room for another turn."""

@@ -67,25 +67,23 @@ class Provisioner:
             raise RunnerError("harness_missing", f"{effective.harness}: {available.reason}.{hint}")
         if effective.recipe not in self._recipes:
             raise RunnerError("recipe_unknown", f"There is no recipe {effective.recipe}.")
-        names = {*effective.config.get("env", {}), *effective.secrets}
-        for name in sorted(names):
-            if name in RESERVED or name.startswith("ACP_RUNNER_"):
-                raise RunnerError("invalid_request", f"The variable {name} is the sandbox's own.", field=f"env.{name}")
+        for table, names in (("env", effective.config.get("env", {})), ("secrets", effective.secrets)):
+            for name in sorted(names):
+                if name in RESERVED or name.startswith("ACP_RUNNER_"):
+                    field = f"{table}.{name}"
+                    raise RunnerError("invalid_request", f"{field}: this variable is the sandbox's own.", field=field)
         if effective.workspace_path is not None:
             self._check_path(Path(effective.workspace_path), caller)
 
     def _check_path(self, path: Path, caller: Caller) -> None:
         if "operate" not in caller.scopes:
-            raise RunnerError("forbidden", "workspace.path needs the scope operate.", field="workspace.path")
-        try:
-            real = path.resolve(strict=True)
-        except OSError:
-            raise RunnerError("invalid_request", f"There is no directory {path}.", field="workspace.path") from None
-        if not real.is_dir():
-            raise RunnerError("invalid_request", f"{path} is not a directory.", field="workspace.path")
+            raise RunnerError("forbidden", "workspace.path: needs the scope operate.", field="workspace.path")
+        real = path.resolve()
         roots = [root.resolve() for root in self._settings.local.roots]
         if roots and not any(real.is_relative_to(root) for root in roots):
-            raise RunnerError("forbidden", f"{path} is not under [local] roots.", field="workspace.path")
+            raise RunnerError("forbidden", f"workspace.path: {path} is under no [local] root.", field="workspace.path")
+        if not real.is_dir():
+            raise RunnerError("invalid_request", f"workspace.path: {path} is no directory.", field="workspace.path")
 
     def facets(self, effective: Effective, isolation: str = "none") -> dict[str, str]:
         """The fingerprint of what this configuration bakes into a sandbox."""

@@ -23,7 +23,7 @@ from runner.store.port import (
     SessionRow,
     TurnRow,
 )
-from runner.store.sql import SCHEMA_VERSION, STATEMENTS, load
+from runner.store.sql import PLACED, SCHEMA_VERSION, load
 from runner.store.threads import Query, Reader, Statement, Transaction, Writer, checkpoint, resolve
 
 Row = TypeVar("Row")
@@ -33,12 +33,12 @@ PAGE_BYTES: Final = 2048
 BUSY_SECONDS: Final = 2.0
 WAL_KEPT_BYTES: Final = 8 * 1024 * 1024
 
-INSERT_TURN: Final = STATEMENTS["insert_turn"]
-END_TURN: Final = STATEMENTS["end_turn"]
-SAVE_SESSION: Final = STATEMENTS["save_session"]
-SAVE_PROMPT: Final = STATEMENTS["save_prompt"]
-SAVE_INTERACTION: Final = STATEMENTS["save_interaction"]
-INSERT_RECORD: Final = STATEMENTS["insert_record"]
+INSERT_TURN: Final = PLACED["insert_turn"]
+END_TURN: Final = PLACED["end_turn"]
+SAVE_SESSION: Final = PLACED["save_session"]
+SAVE_PROMPT: Final = PLACED["save_prompt"]
+SAVE_INTERACTION: Final = PLACED["save_interaction"]
+INSERT_RECORD: Final = PLACED["insert_record"]
 
 
 class SqliteStore:
@@ -103,7 +103,7 @@ class SqliteStore:
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
         parameters = rows.answer_parameters(row, expected_status)
-        return await self._write([(STATEMENTS["answer_interaction"], [parameters])], guarded=True)
+        return await self._write([(PLACED["answer_interaction"], [parameters])], guarded=True)
 
     async def session(self, project: str, session_id: str) -> SessionRow | None:
         return await self._one("session", rows.session_row, project, session_id)
@@ -146,11 +146,11 @@ class SqliteStore:
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
         names = ("empty_ended_session", "delete_turns", "delete_prompts", "delete_interactions", "delete_records")
-        await self._write([(STATEMENTS[name], [(project, session_id)]) for name in names], guarded=True)
+        await self._write([(PLACED[name], [(project, session_id)]) for name in names], guarded=True)
 
     async def ready(self) -> bool:
         try:
-            await self._write([(STATEMENTS["touch"], [(self.store_id,)])])
+            await self._write([(PLACED["touch"], [(self.store_id,)])])
         except RunnerError:
             return False
         return True
@@ -197,14 +197,17 @@ class SqliteStore:
 
     async def _one(self, name: str, make: Callable[[rows.Parameters], Row], *parameters: Any) -> Row | None:
         def work(connection: sqlite3.Connection) -> Row | None:
-            found = connection.execute(STATEMENTS[name], parameters).fetchall()
+            statement = PLACED[name]
+            found = connection.execute(statement.text, statement.place(parameters)).fetchall()
             return make(found[0]) if found else None
 
         return await self._read(work)
 
     async def _all(self, name: str, make: Callable[[rows.Parameters], Row], *parameters: Any) -> list[Row]:
         def work(connection: sqlite3.Connection) -> list[Row]:
-            return [make(found) for found in connection.execute(STATEMENTS[name], parameters).fetchall()]
+            statement = PLACED[name]
+            found = connection.execute(statement.text, statement.place(parameters)).fetchall()
+            return [make(columns) for columns in found]
 
         return await self._read(work)
 
@@ -285,7 +288,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, mint: Callable[[str], s
                 cursor.execute(statement)
             cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             cursor.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            cursor.execute("INSERT INTO meta (name, value) VALUES ('store_id', ?1)", (mint("store"),))
+            cursor.execute("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (mint("store"),))
         elif application != APPLICATION_ID:
             cursor.execute("ROLLBACK")
             raise RunnerError("store_unavailable", f"{path} is a database of another program.")

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from runner.errors import RunnerError
+from runner.store.sql import Placed
 
 log = logging.getLogger("runner.store")
 
@@ -20,7 +21,7 @@ IDLE_SECONDS: Final = 1.0
 COPY_BACK_CHANGES: Final = 5000
 LOG_FRAMES_MAX: Final = 8192
 
-Statement = tuple[str, list[tuple[Any, ...]]]
+Statement = tuple[Placed, list[tuple[Any, ...]]]
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
@@ -243,11 +244,11 @@ def _apply(cursor: sqlite3.Cursor, item: Transaction, *, alone: bool) -> Answer:
 
 def _execute(cursor: sqlite3.Cursor, item: Transaction) -> bool:
     guard = item.guarded
-    for sql, rows in item.statements:
+    for statement, rows in item.statements:
         if len(rows) == 1:
-            cursor.execute(sql, rows[0])
+            cursor.execute(statement.text, statement.place(rows[0]))
         else:
-            cursor.executemany(sql, rows)
+            cursor.executemany(statement.text, [statement.place(row) for row in rows])
         if guard and cursor.rowcount == 0:
             return False
         guard = False

@@ -27,7 +27,7 @@ from runner.rules.limits import Limits, Progress, first_due
 from runner.store.port import InteractionRow
 from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.turn.journal import Journal
-from runner.turn.live import LiveSeat
+from runner.turn.live import INFO, LiveSeat
 from runner.turn.questions import Questions, Save
 from runner.turn.tools import ToolCalls
 
@@ -262,7 +262,7 @@ class Driver:
         self.feed(rules.Answered(word if isinstance(word, str) else None, code, message))
 
     def _updates(self, batch: list[dict[str, Any]]) -> None:
-        if self.first_update_at is None:
+        if self.first_update_at is None and any(update.get("sessionUpdate") not in INFO for update in batch):
             self.first_update_at = self._clock.monotonic()
         for kind, given, payload in updates.grouped(batch):
             if kind in ("message", "thought"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
@@ -99,6 +100,9 @@ class WorkspaceChoice(Part):
     def _each_path_once(self) -> WorkspaceChoice:
         if len({file.path for file in self.files}) != len(self.files):
             raise ValueError("files name the same path twice")
+        folders = {str(folder) for file in self.files for folder in PurePosixPath(file.path).parents}
+        if any(file.path in folders for file in self.files):
+            raise ValueError("files name a path that is also the folder of another file")
         return self
 
 

@@ -209,8 +209,9 @@ async def test_a_turn_id_is_used_once(bed: Bed) -> None:
     agent = await bed.agent()
     await agent.finish()
     await handle.result()
-    again = await bed.dispatch(turn_id="mine")
-    assert again.refused is not None
+    with pytest.raises(RunnerError) as caught:
+        await bed.dispatch(turn_id="mine")
+    assert (caught.value.code, caught.value.extra["field"]) == ("invalid_request", "turn_id")
     assert (await bed.turn(nth=2))["start"] == "hit"
 
 

@@ -314,3 +314,13 @@ async def test_the_total_limit_counts_while_the_agent_starts(bed: Bed) -> None:
     assert bed.pool.book.taken == 0
     bed.provider.start_gate = None
     assert (await bed.turn())["ok"] is True
+
+
+async def test_what_an_agent_says_about_itself_is_no_first_update(bed: Bed) -> None:
+    handle = await bed.dispatch(keep_on_disconnect=True, limits={"first_update_seconds": 5})
+    agent = await bed.agent()
+    await agent.prompt()
+    agent.update(sessionUpdate="available_commands_update", availableCommands=[])
+    result = await handle.result()
+    assert result["error"]["code"] == "limit_first_update"
+    assert result["timings"]["first_update_ms"] is None

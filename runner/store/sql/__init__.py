@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 SCHEMA_VERSION: Final = 1
 
@@ -23,4 +23,24 @@ def named(text: str) -> dict[str, str]:
     return {name: " ".join(body.split()).removesuffix(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
+class Placed:
+    """A statement for a driver that only takes parameters in the order of their places, as Python 3.14's sqlite3.
+
+    Attributes:
+        text: with ``?`` for each place.
+    """
+
+    __slots__ = ("_order", "text")
+
+    def __init__(self, numbered: str) -> None:
+        order = [int(number) - 1 for number in re.findall(r"\?(\d+)", numbered)]
+        self.text = re.sub(r"\?\d+", "?", numbered)
+        self._order = None if order == list(range(len(order))) else tuple(order)
+
+    def place(self, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Numbered parameters in the order of their places."""
+        return parameters if self._order is None else tuple([parameters[number] for number in self._order])
+
+
 STATEMENTS: Final = named(load("statements.sql"))
+PLACED: Final = {name: Placed(text) for name, text in STATEMENTS.items()}
