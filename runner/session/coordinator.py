@@ -147,10 +147,15 @@ class Coordinator:
                 if isinstance(here, TurnRun)
                 else Handle(self._services.store, session, here)
             )
-        if row is None:
+        ended_here = prompt_id in session.prompts
+        if row is None and not ended_here:
             return None
-        admission.known_prompt(row.digest, digest)
         await session.outbox.flush()
+        if ended_here:
+            # What was read before may be older than its ending, or even than its admission.
+            row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
+        assert row is not None, "an admitted prompt is durable"
+        admission.known_prompt(row.digest, digest)
         parts = await prompt_events(self._services.store, session, prompt_id)
         result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
         return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)

@@ -268,3 +268,19 @@ async def test_a_slow_beat_does_not_bring_an_older_configuration_back(bed: Bed) 
     agent.answer(frame)
     assert (await handle.result())["start"] == "hit"
     assert (await bed.turn(agents=2, nth=3))["start"] == "hit"
+
+
+async def test_a_retry_that_read_an_older_row_attaches_all_the_same_case_b5(bed: Bed) -> None:
+    """The whole turn happens between the moment in which the store was read and the one in which it answers."""
+    await bed.turn()
+    bed.store.latency = 1.0
+    retry = asyncio.create_task(bed.dispatch(prompt_id="x"))
+    await asyncio.sleep(1.5)
+    bed.store.latency = 0.0
+    first = await bed.dispatch(prompt_id="x", keep_on_disconnect=True)
+    await (await bed.agent()).finish(2)
+    result = await first.result()
+    again = await retry
+    assert await again.result() == result
+    assert len((await bed.agent()).all("session/prompt")) == 2
+    await check(bed, ["completed", "completed"])
