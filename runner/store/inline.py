@@ -26,7 +26,6 @@ log = logging.getLogger("runner.store")
 ROWS_MAX: Final = 300
 SLOW_SECONDS: Final = 0.02
 REST_SECONDS: Final = 5.0
-CALM_SECONDS: Final = 0.0003
 CHANGES_MAX: Final = 1000
 
 
@@ -50,14 +49,8 @@ class InlineWriter:
         self._writer = writer
         self._copier = copier
         self._rests_until = 0.0
-        self._last = 0.0
         self._copied_changes = self._own_changes = connection.total_changes
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def calm(self) -> bool:
-        """Whether commits come so seldom that waiting for company in this tick would only delay."""
-        return self._loop.time() - self._last > CALM_SECONDS
 
     def write(self, tick: list[Transaction]) -> list[Answer] | None:
         """The answers, or None: nothing was written, the thread has to."""
@@ -71,9 +64,8 @@ class InlineWriter:
         except sqlite3.Error:
             return None
         answers = commit(self._connection, tick, begun=True)
-        self._last = self._loop.time()
         if time.perf_counter() - began > SLOW_SECONDS:
-            self._rests_until = self._last + REST_SECONDS
+            self._rests_until = self._loop.time() + REST_SECONDS
         self._keep_log_short()
         return answers
 

@@ -174,18 +174,13 @@ class SqliteStore:
     async def _write(self, statements: list[Statement], *, guarded: bool = False) -> bool:
         self._usable()
         future: asyncio.Future[bool] = self._loop.create_future()
-        transaction = Transaction(future, statements, guarded)
         if not self._tick:
-            answers = self._inline.write([transaction]) if self._inline.calm else None
-            if answers is not None:
-                resolve(answers)
-                return future.result()
             self._loop.call_soon(self._hand_over)
-        self._tick.append(transaction)
+        self._tick.append(Transaction(future, statements, guarded))
         return await self._answer(future)
 
     def _hand_over(self) -> None:
-        """All that one busy tick of the loop wrote shares one commit: here while that is quick, else in the thread."""
+        """All that one tick of the loop wrote shares one commit: here while that is quick, else in the thread."""
         tick, self._tick = self._tick, []
         if not tick:
             return

@@ -171,7 +171,6 @@ class Writer(_Thread):
             if connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
                 self._copy_back(connection)
             if self.log_is_long:
-                self._log_frames = 0
                 self._copy_rest(connection)
         return goes_on
 
@@ -187,9 +186,12 @@ class Writer(_Thread):
         self._log_frames = frames
 
     def _copy_rest(self, connection: sqlite3.Connection) -> None:
+        """A rest that somebody else is copying just now is looked at again behind the next group."""
         try:
-            checkpoint(connection)
+            _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._log_frames = 0 if copied >= frames else LOG_FRAMES_MAX + 1
         except sqlite3.Error:
+            self._log_frames = 0
             log.exception("copying the log back failed")
 
     def _group(self, first: list[Transaction] | None) -> tuple[list[Transaction], bool]:

@@ -315,7 +315,8 @@ async def test_closing_the_site_ends_streams(sessions: FakeSessions, settings: S
         async with _served(sessions, settings, True) as url:
             answer = await http.post(url + TURNS, json=PROMPT)
             await answer.content.readline()
-        last = orjson.loads(await answer.content.readline())
+            reading = asyncio.ensure_future(answer.content.readline())
+        last = orjson.loads(await reading)
         assert last["data"] == {"from": "1.1", "reason": "the server is shutting down"}
         with pytest.raises(aiohttp.ClientError):
             await answer.read()

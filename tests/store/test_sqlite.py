@@ -17,7 +17,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.store import sqlite as sqlite_module
-from runner.store.sql import SCHEMA_VERSION, STATEMENTS, named
+from runner.store.sql import PLACED, SCHEMA_VERSION, Placed, named
 from runner.store.sqlite import SqliteStore
 from tests.store.rows import PROJECT, admission, ending, prompt, question, record, session, turn
 
@@ -265,16 +265,23 @@ async def test_a_finished_call_survives_kill_9(tmp_path: Path):
     await store.close()
 
 
-@pytest.mark.parametrize("name", sorted(STATEMENTS))
+@pytest.mark.parametrize("name", sorted(PLACED))
 async def test_no_hot_statement_scans_a_table(sqlite: SqliteStore, name: str):
-    sql = STATEMENTS[name]
-    count = max((n for n in range(1, 20) if f"?{n}" in sql), default=0)
+    sql = PLACED[name].text
+    count = sql.count("?")
     plan = sqlite._connections[1].execute(f"EXPLAIN QUERY PLAN {sql}", (None,) * count).fetchall()
     details = [str(row[3]) for row in plan]
     scans = [detail for detail in details if detail.startswith("SCAN") and "turns_open" not in detail]
     assert scans == ([] if name != "open_interactions" else ["SCAN interactions"])
     if name in ("records", "sessions", "sessions_before", "last_turn", "session_interactions"):
         assert not any("ORDER BY" in detail and "RIGHT PART" not in detail for detail in details)
+
+
+def test_numbered_parameters_are_put_in_the_order_of_their_places():
+    placed = Placed("UPDATE t SET a = ?2 WHERE b = ?1 AND (?2 IS NULL OR c = ?10)")
+    assert placed.text == "UPDATE t SET a = ? WHERE b = ? AND (? IS NULL OR c = ?)"
+    assert placed.place(tuple("abcdefghij")) == ("b", "a", "b", "j")
+    assert Placed("INSERT INTO t VALUES (?1, ?2)").place((1, 2)) == (1, 2)
 
 
 def test_statements_are_read_by_name():
