@@ -26,7 +26,6 @@ CHECKS = [
     checks.status_code_conformance,
     checks.content_type_conformance,
     checks.response_schema_conformance,
-    checks.negative_data_rejection,
     checks.unsupported_method,
 ]
 
