@@ -154,7 +154,8 @@ class Coordinator:
         if ended_here:
             # What was read before may be older than its ending, or even than its admission.
             row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
-        assert row is not None, "an admitted prompt is durable"
+        if row is None:
+            raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
         admission.known_prompt(row.digest, digest)
         parts = await prompt_events(self._services.store, session, prompt_id)
         result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())

@@ -284,3 +284,17 @@ async def test_a_retry_that_read_an_older_row_attaches_all_the_same_case_b5(bed:
     assert await again.result() == result
     assert len((await bed.agent()).all("session/prompt")) == 2
     await check(bed, ["completed", "completed"])
+
+
+async def test_a_retry_that_looks_its_prompt_up_while_the_session_is_deleted(bed: Bed) -> None:
+    first = await bed.dispatch(prompt_id="x", keep_on_disconnect=True)
+    await (await bed.agent()).finish()
+    await first.result()
+    gate = bed.store.gates["prompt"] = Gate()
+    retry = asyncio.create_task(bed.dispatch(prompt_id="x"))
+    await gate.reached.wait()
+    await bed.sessions.delete(CALLER, "s")
+    gate.open()
+    with pytest.raises(RunnerError) as caught:
+        await retry
+    assert caught.value.code == "session_ended"
