@@ -139,6 +139,6 @@ def test_a_symlink_itself_is_not_taken_for_a_tree(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "kept").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "outside")
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(OSError, match="link"):
         remove_tree(tmp_path, ("link",))
     assert (tmp_path / "outside" / "kept").exists()
