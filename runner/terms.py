@@ -88,6 +88,24 @@ class StopReason(StrEnum):
 _COOPERATIVE = frozenset({StopReason.CANCEL, StopReason.ABORT_PROMPT, StopReason.STEER, StopReason.NEW_PROMPT})
 
 
+class CommandKind(StrEnum):
+    """What a command asks for (DESIGN 2, 3.7)."""
+
+    CANCEL = "cancel"
+    STEER = "steer"
+    KILL = "kill"
+    ABORT_PROMPT = "abort_prompt"
+
+
+class CommandState(StrEnum):
+    """States of a command (DESIGN 3.7)."""
+
+    PENDING = "pending"
+    CLAIMED = "claimed"
+    APPLIED = "applied"
+    OBSOLETE = "obsolete"
+
+
 class CommandOutcome(StrEnum):
     """What a command came to (DESIGN 3.7)."""
 

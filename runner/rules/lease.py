@@ -24,6 +24,7 @@ class Heartbeat:
         epoch_floor: highest epoch that the store knows for the session; a granted epoch is larger.
         seat_parked: on ``ended``: a warm seat remains, so ``owner`` is kept.
         advertise_url: where other replicas reach this one.
+        epoch: on a renewal, what the turn was granted: a plane that lost its memory grants the same again.
     """
 
     project: str
@@ -35,6 +36,7 @@ class Heartbeat:
     epoch_floor: int = 0
     seat_parked: bool = False
     advertise_url: str | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class BeatAnswer:
         epoch: the turn's fencing number, 0 when not granted.
         lease_seconds: how long the grant lasts without another beat.
         commands: pending commands for this session.
+        started_at: when the turn was first granted, seconds on the plane's clock.
+        now: the plane's clock when it decided, seconds.
     """
 
     admitted: bool
@@ -56,6 +60,8 @@ class BeatAnswer:
     epoch: int
     lease_seconds: float
     commands: tuple[dict[str, Any], ...] = field(default=())
+    started_at: float = 0.0
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,47 @@ class InteractionRow:
     answer: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CommandRow:
+    """A durable command (DESIGN 3.7), addressed to ``turn_id``, or to whatever is on its way to a turn (None).
+
+    ``kind``, ``state`` and ``outcome`` are values of ``CommandKind``, ``CommandState`` and ``CommandOutcome``.
+    ``arrived_at`` and ``claimed_until`` are milliseconds since 1970; ``arguments`` is what else the request said.
+    """
+
+    project: str
+    session_id: str
+    command_id: str
+    kind: str
+    state: str
+    turn_id: str | None
+    arrived_at: int
+    idempotency_key: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    outcome: str | None = None
+    claimed_by: str | None = None
+    claimed_until: int | None = None
+    deliveries: int = 0
+    finished_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRow:
+    """A record that came too late or cannot be stored: kept, hidden from every read of its session."""
+
+    record: RecordRow
+    reason: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """How many records of one write count, and how many were set aside."""
+
+    accepted: int
+    quarantined: int = 0
+
+
 class RecordRow(NamedTuple):
     """One durable item of history; ``data`` is JSON text ready to be sent. A tuple, for it is made for every event."""
 
@@ -110,6 +151,8 @@ class Ending:
     """One transaction: the turn row's compare-and-set with everything that must be durable with it.
 
     ``others``: more prompts that ended with this turn (a paused one that it withdrew).
+    ``commands``: those that this ending settled, with state, outcome and ``finished_at``; one that is settled already
+    stays as it is.
     """
 
     session: SessionRow
@@ -118,6 +161,7 @@ class Ending:
     interactions: Sequence[InteractionRow] = ()
     records: Sequence[RecordRow] = ()
     others: Sequence[PromptRow] = ()
+    commands: Sequence[CommandRow] = ()
 
 
 class Store(Protocol):
@@ -127,6 +171,9 @@ class Store(Protocol):
     row that it refuses (a cursor that belongs to another record). A cancelled call may or may not have been written;
     it is never half written. Upserts keep what never changes: a session's ``created_at`` and, once set, ``ended_at``; a
     prompt's ``digest``, ``created_at`` and ``content``; an interaction's session, kind and ``created_at``.
+
+    Several replicas may use one store. A session row with an older head (epoch, n) than the stored one is a stale
+    writer's and changes nothing; so does a stale record of ``append``, which is quarantined.
     """
 
     store_id: str
@@ -148,8 +195,52 @@ class Store(Protocol):
         records: Sequence[RecordRow],
         interactions: Sequence[InteractionRow] = (),
         prompts: Sequence[PromptRow] = (),
-    ) -> None:
-        """Write records (a known record id is a no-op), upsert interactions and prompts, in one transaction."""
+    ) -> Appended:
+        """Write records (a known record id is a no-op), upsert interactions and prompts, in one transaction.
+
+        Late records are quarantined (``rules.late``): their turn has its ending, or their epoch is older than the
+        session's newest turn. When any was, the interactions and prompts are left alone: the writer is stale.
+        """
+        ...
+
+    async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
+        """Set records aside; one that is stored or set aside already is a no-op."""
+        ...
+
+    async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
+        """What was set aside, oldest first, each with its number, those behind ``after``."""
+        ...
+
+    async def submit_command(self, row: CommandRow) -> CommandRow:
+        """Insert a pending command, or return the one that it repeats.
+
+        That is the session's command with the same idempotency key, else an open one (pending or claimed) of the same
+        kind for the same turn: two simultaneous Stops are one. The caller compares ``command_id``.
+        """
+        ...
+
+    async def claim_command(
+        self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
+    ) -> CommandRow | None:
+        """Claim a command that is pending, or whose claim lapsed before ``now``; one more delivery.
+
+        None when it is settled, held by another claim, or was delivered ``max_deliveries`` times.
+        """
+        ...
+
+    async def settle_command(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
+        """Compare-and-set of an open command to ``applied`` or ``obsolete``; ``applied`` may get its outcome later.
+
+        An applied command without an outcome takes one; anything else that is settled stays: False.
+        """
+        ...
+
+    async def command(self, project: str, command_id: str) -> CommandRow | None:
+        """One command, by its id alone."""
+        ...
+
+    async def open_commands(self, key: tuple[str, str] | None = None) -> list[CommandRow]:
+        """Commands without an outcome, oldest first, of one (project, session) or of all."""
         ...
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
@@ -179,8 +270,12 @@ class Store(Protocol):
         """The turn with the highest epoch."""
         ...
 
-    async def open_turns(self) -> list[TurnRow]:
-        """All turns without an ending, every project: for the boot reconcile."""
+    async def open_turns(self, key: tuple[str, str] | None = None) -> list[TurnRow]:
+        """Turns without an ending, oldest first, of one (project, session) or of every project."""
+        ...
+
+    async def paused_turns(self) -> list[TurnRow]:
+        """The newest turn of each session that has not ended, where that turn's outcome is ``paused``."""
         ...
 
     async def records(
