@@ -8,9 +8,17 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.harness_fixture import installed_harnesses, pytest_collection_modifyitems
+from tests.redis_server import redis_process, redis_server
 from tests.virtual_time import LoopClock, VirtualTimeLoop
 
-__all__ = ["clock", "installed_harnesses", "pytest_asyncio_loop_factories", "pytest_collection_modifyitems"]
+__all__ = [
+    "clock",
+    "installed_harnesses",
+    "pytest_asyncio_loop_factories",
+    "pytest_collection_modifyitems",
+    "redis_process",
+    "redis_server",
+]
 
 
 def pytest_asyncio_loop_factories(
