@@ -30,6 +30,10 @@ class TurnContext:
         resumes: the paused chain that it goes on with.
         start, reason: how it got its agent, and why it was cold.
         live: the seat it holds.
+        preface: what a new agent must be told of the session so far, as one text block before those of the next prompt
+            frame, once; None when its memory is whole.
+        reclaimed: it goes on in the process that holds its chain's ``session/prompt`` open; else that chain is cold,
+            and nothing is open in the agent.
         unsure: its settings were given up half-way: what is in force in the agent is not known.
         closed: interactions that got their last status before its driver ran.
     """
@@ -49,6 +53,8 @@ class TurnContext:
     start: str = "cold"
     reason: str = "miss"
     context_lost: bool = False
+    preface: str | None = None
+    reclaimed: bool = False
     live: LiveSeat | None = None
     unsure: bool = False
     driver: Driver | None = None

@@ -44,8 +44,11 @@ class Seating:
             asyncio.CancelledError: it was given up.
         """
         turn = self._turn
-        if turn.resumes is not None:
+        if turn.resumes is not None and turn.resumes.live is not None:
             return self._reclaim(turn.resumes)
+        if turn.resumes is not None:
+            # A cold chain has no seat to claim: its turn gets an agent like any other, and ``turn.preface``.
+            turn.session.paused = None
         live = await self.withdraw()
         if turn.machine.stop is None:
             live = turn.live = live or await self._check_out()
@@ -97,6 +100,7 @@ class Seating:
         if live is None:
             turn.closed += chain.close_lost(turn.journal, paused)
             raise chain.seat_error(turn.services.pool.book.verdicts.get(turn.session.key, "gone"))
+        turn.reclaimed = True
         return live
 
     async def withdraw(self) -> LiveSeat | None:
