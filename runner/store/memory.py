@@ -6,18 +6,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
 from runner.rules.interaction import CLOSED
+from runner.rules.late import Standing, late
 from runner.store import rows
+from runner.store.memory_commands import MemoryCommands
 from runner.store.port import (
     Admission,
+    Appended,
+    CommandRow,
     Ending,
     InteractionRow,
     PromptRow,
+    QuarantinedRow,
     RecordRow,
     SessionRow,
     TurnRow,
 )
+from runner.terms import Outcome
 
 Key = tuple[str, str, str]
 Cursor = tuple[str, str, int, int]
@@ -28,11 +35,13 @@ _REFUSED: Final = "The store refused a row: the cursor {0}.{1} of session {2} be
 class MemoryStore:
     """``Store`` over dictionaries; rows are copied as JSON on their way in and out.
 
-    ``unavailable``: while True every call raises ``store_unavailable``, like a full or missing disk.
+    ``unavailable``: while True every call raises ``store_unavailable``, like a full or missing disk. ``clock`` tells
+    when a late record was set aside.
     """
 
-    def __init__(self, store_id: str = "store_memory") -> None:
+    def __init__(self, store_id: str = "store_memory", clock: Clock | None = None) -> None:
         self.store_id = store_id
+        self._clock = clock or SystemClock()
         self.unavailable = False
         self._sessions: dict[tuple[str, str], rows.Parameters] = {}
         self._turns: dict[tuple[str, str], rows.Parameters] = {}
@@ -41,6 +50,9 @@ class MemoryStore:
         self._interactions: dict[tuple[str, str], rows.Parameters] = {}
         self._records: dict[Cursor, rows.Parameters] = {}
         self._record_ids: set[tuple[str, str]] = set()
+        self._aside: dict[tuple[str, str], tuple[int, rows.Parameters]] = {}
+        self._asides = 0
+        self._commands = MemoryCommands()
 
     async def admit(self, admission: Admission) -> bool:
         self._usable()
@@ -73,6 +85,7 @@ class MemoryStore:
         self._turns[key] = rows.turn_parameters(ended)
         self._save_session(ending.session)
         self._save([ending.prompt, *ending.others], ending.interactions, fresh)
+        self._commands.of_ending(ending.commands)
         return True
 
     async def save_session(self, row: SessionRow) -> None:
@@ -84,9 +97,49 @@ class MemoryStore:
         records: Sequence[RecordRow],
         interactions: Sequence[InteractionRow] = (),
         prompts: Sequence[PromptRow] = (),
-    ) -> None:
+    ) -> Appended:
         self._usable()
-        self._save(prompts, interactions, self._fresh(records))
+        refused = [(row, why) for row in records if (why := self._late(row)) is not None]
+        late_ids = {row.record_id for row, _ in refused}
+        fresh = self._fresh(row for row in records if row.record_id not in late_ids)
+        for row, why in refused:
+            self._set_aside(row, why, self._clock.now_ms())
+        if refused:
+            prompts, interactions = (), ()
+        self._save(prompts, interactions, fresh)
+        return Appended(len(records) - len(refused), len(refused))
+
+    async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
+        self._usable()
+        for row in records:
+            self._set_aside(row, reason, at)
+
+    async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
+        self._usable()
+        mine = [(n, row) for (owner, _), (n, row) in self._aside.items() if owner == project and n > after]
+        return [rows.quarantined_row((n, *row)) for n, row in mine[: rows.bounded(limit)]]
+
+    async def submit_command(self, row: CommandRow) -> CommandRow:
+        self._usable()
+        return self._commands.submit(row)
+
+    async def claim_command(
+        self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
+    ) -> CommandRow | None:
+        self._usable()
+        return self._commands.claim(project, command_id, replica_id, now, until, max_deliveries)
+
+    async def settle_command(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
+        self._usable()
+        return self._commands.settle(project, command_id, state, outcome, at)
+
+    async def command(self, project: str, command_id: str) -> CommandRow | None:
+        self._usable()
+        return self._commands.of(project, command_id)
+
+    async def open_commands(self, key: tuple[str, str] | None = None) -> list[CommandRow]:
+        self._usable()
+        return self._commands.without_outcome(key)
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
         self._usable()
@@ -122,13 +175,22 @@ class MemoryStore:
 
     async def last_turn(self, project: str, session_id: str) -> TurnRow | None:
         self._usable()
-        mine = [turn for turn in self._all_turns() if (turn.project, turn.session_id) == (project, session_id)]
-        return max(mine, key=lambda turn: turn.epoch, default=None)
+        return self._newest_turn(project, session_id)
 
-    async def open_turns(self) -> list[TurnRow]:
+    async def open_turns(self, key: tuple[str, str] | None = None) -> list[TurnRow]:
         self._usable()
-        found = [turn for turn in self._all_turns() if turn.outcome is None]
-        return sorted(found, key=lambda turn: (turn.started_at, turn.project, turn.session_id, turn.epoch))
+        found = [
+            turn
+            for turn in self._all_turns()
+            if turn.outcome is None and key in (None, (turn.project, turn.session_id))
+        ]
+        return sorted(found, key=_age)
+
+    async def paused_turns(self) -> list[TurnRow]:
+        self._usable()
+        going_on = [key for key, row in self._sessions.items() if rows.session_row(row).ended_at is None]
+        newest = [turn for key in going_on if (turn := self._newest_turn(*key)) is not None]
+        return sorted((turn for turn in newest if turn.outcome == Outcome.PAUSED), key=_age)
 
     async def records(
         self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
@@ -177,6 +239,9 @@ class MemoryStore:
             self._record_ids.remove((project, rows.record_row(self._records.pop(cursor)).record_id))
         for row in await self.interactions(project, session_id):
             del self._interactions[project, row.interaction_id]
+        for name in [name for name, (_, row) in self._aside.items() if (name[0], row[1]) == key]:
+            del self._aside[name]
+        self._commands.delete(key)
 
     async def ready(self) -> bool:
         return not self.unavailable
@@ -190,6 +255,28 @@ class MemoryStore:
 
     def _all_turns(self) -> list[TurnRow]:
         return [rows.turn_row(row) for row in self._turns.values()]
+
+    def _newest_turn(self, project: str, session_id: str) -> TurnRow | None:
+        mine = [turn for turn in self._all_turns() if (turn.project, turn.session_id) == (project, session_id)]
+        return max(mine, key=lambda turn: turn.epoch, default=None)
+
+    def _late(self, row: RecordRow) -> str | None:
+        """Why a record does not count; one that is stored already does."""
+        if (row.project, row.record_id) in self._record_ids:
+            return None
+        key = (row.project, row.session_id)
+        stored = self._turns.get((row.project, row.turn_id)) if row.turn_id is not None else None
+        turn = rows.turn_row(stored) if stored is not None else None
+        of = Standing(turn.epoch, turn.outcome is not None) if turn and turn.session_id == row.session_id else None
+        newest, session = self._newest_turn(*key), self._sessions.get(key)
+        head = rows.session_row(session).head_epoch if session is not None else 0
+        return late(row.turn_id, row.epoch, of, newest.epoch if newest is not None else 0, head)
+
+    def _set_aside(self, row: RecordRow, reason: str, at: int) -> None:
+        name = (row.project, row.record_id)
+        if name not in self._record_ids and name not in self._aside:
+            self._asides += 1
+            self._aside[name] = (self._asides, rows.quarantine_parameters(row, reason, at))
 
     def _fresh(self, records: Iterable[RecordRow]) -> dict[Cursor, RecordRow]:
         """Those not known yet; a cursor that belongs to another record refuses them all."""
@@ -209,6 +296,8 @@ class MemoryStore:
         key = (row.project, row.session_id)
         if key in self._sessions:
             stored = rows.session_row(self._sessions[key])
+            if (row.head_epoch, row.head_n) < (stored.head_epoch, stored.head_n):
+                return
             ended_at = row.ended_at if stored.ended_at is None else stored.ended_at
             row = replace(row, created_at=stored.created_at, ended_at=ended_at)
         self._sessions[key] = rows.session_parameters(row)
@@ -250,3 +339,7 @@ class MemoryStore:
                 answer=row.answer,
             )
         self._interactions[key] = rows.interaction_parameters(row)
+
+
+def _age(turn: TurnRow) -> tuple[int, str, str, int]:
+    return turn.started_at, turn.project, turn.session_id, turn.epoch

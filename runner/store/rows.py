@@ -6,11 +6,21 @@ from typing import Any, Final
 
 import orjson
 
-from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, TurnRow
+from runner.store.port import (
+    CommandRow,
+    InteractionRow,
+    PromptRow,
+    QuarantinedRow,
+    RecordRow,
+    SessionRow,
+    TurnRow,
+)
 
 Parameters = tuple[Any, ...]
 
 ROWS_MAX: Final = 10_000
+COMMANDS_KEPT: Final = 256
+"""Settled commands that a session keeps; older ones are deleted when it gets another."""
 
 
 def bounded(limit: int) -> int:
@@ -142,3 +152,38 @@ def record_parameters(row: RecordRow) -> Parameters:
 def record_row(columns: Parameters) -> RecordRow:
     """A row of ``records``."""
     return RecordRow(*columns)
+
+
+def command_parameters(row: CommandRow) -> Parameters:
+    """Parameters of ``insert_command``."""
+    return (
+        row.project,
+        row.session_id,
+        row.command_id,
+        row.kind,
+        row.state,
+        row.turn_id,
+        row.arrived_at,
+        row.idempotency_key,
+        _text(row.arguments),
+        row.outcome,
+        row.claimed_by,
+        row.claimed_until,
+        row.deliveries,
+        row.finished_at,
+    )
+
+
+def command_row(columns: Parameters) -> CommandRow:
+    """A row of ``command`` or ``open_commands``."""
+    return CommandRow(*(*columns[:8], _value(columns[8]), *columns[9:]))
+
+
+def quarantine_parameters(row: RecordRow, reason: str, at: int) -> Parameters:
+    """Parameters of ``set_aside``."""
+    return (*row, reason, at)
+
+
+def quarantined_row(columns: Parameters) -> tuple[int, QuarantinedRow]:
+    """A row of ``quarantined``: its number, and what was set aside."""
+    return columns[0], QuarantinedRow(RecordRow(*columns[1:-2]), *columns[-2:])

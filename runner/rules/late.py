@@ -1,0 +1,44 @@
+"""Whether a record still counts when it arrives (DESIGN 3.9): what is late is set aside, never shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Late(StrEnum):
+    """Why a record came too late."""
+
+    TURN_ENDED = "turn_ended"
+    TURN_UNKNOWN = "turn_unknown"
+    STALE_EPOCH = "stale_epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A turn as the store has it: its fencing number, and whether its ending is written."""
+
+    epoch: int
+    ended: bool
+
+
+def late(turn_id: str | None, epoch: int, turn: Standing | None, newest_turn: int, head: int) -> Late | None:
+    """Why a record that is not stored yet does not count, or None: it counts.
+
+    A turn's record has its turn's epoch, its turn goes on, and no newer turn began. A record outside of a turn has the
+    session's newest epoch.
+
+    Args:
+        turn_id: the turn that the record says it belongs to, None outside of one.
+        epoch: the record's.
+        turn: that turn as it is stored in the record's session, None when it is not.
+        newest_turn: the highest epoch of the session's turns, 0 without one.
+        head: the epoch of the session row's head, 0 without a row.
+    """
+    if turn_id is None:
+        return Late.STALE_EPOCH if epoch < max(newest_turn, head) else None
+    if turn is None:
+        return Late.TURN_UNKNOWN
+    if turn.ended:
+        return Late.TURN_ENDED
+    return Late.STALE_EPOCH if epoch != turn.epoch or epoch < newest_turn else None
