@@ -25,7 +25,9 @@ from runner.rules.turn_moves import (
     Event,
     Fired,
     KillTurn,
+    Known,
     LimitReached,
+    Moved,
     Prepare,
     Prepared,
     PrepareFailed,
@@ -35,6 +37,7 @@ from runner.rules.turn_moves import (
     SendCancel,
     SendFrame,
     Stop,
+    Teller,
 )
 from runner.terms import Outcome, StopReason, TurnPhase
 
@@ -58,7 +61,9 @@ __all__ = [
     "Fired",
     "IllegalMove",
     "KillTurn",
+    "Known",
     "LimitReached",
+    "Moved",
     "Prepare",
     "PrepareFailed",
     "Prepared",
@@ -69,8 +74,10 @@ __all__ = [
     "SendFrame",
     "Step",
     "Stop",
+    "Teller",
     "Turn",
     "classify",
+    "known",
     "step",
 ]
 
@@ -102,7 +109,7 @@ class Turn:
     late_completion: bool = False
     output: bool = False
     denied: bool = False
-    story: list[tuple[str, str, str]] = field(default_factory=list)
+    story: Teller = field(default_factory=list[Moved], compare=False)
 
     @property
     def stopping(self) -> bool:
@@ -122,10 +129,25 @@ def step(turn: Turn, event: Event) -> list[Effect]:
     move = TABLE.get((turn.phase, type(event)))
     if move is None:
         raise IllegalMove(f"{type(event).__name__} while {turn.phase}")
-    before = turn.phase
+    before = known(turn)
     effects = move(turn, event)
-    turn.story.append((type(event).__name__, before.value, turn.phase.value))
+    turn.story.append((event, before, known(turn), effects))
     return effects
+
+
+def known(turn: Turn) -> Known:
+    """What is known of the turn now."""
+    return Known(
+        turn.phase,
+        turn.stop,
+        turn.stop_error.code if turn.stop_error is not None else None,
+        turn.resumes,
+        turn.frame_sent,
+        turn.settled,
+        turn.late_completion,
+        turn.output,
+        turn.denied,
+    )
 
 
 def classify(turn: Turn, event: Answered) -> End:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from runner.errors import RunnerError
-from runner.terms import Outcome, StopReason
+from runner.terms import Outcome, StopReason, TurnPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +174,29 @@ class End:
 Effect = (
     Prepare | AbortPreparation | SendFrame | CancelQuestions | CloseTools | SendCancel | After | KillTurn | Reap | End
 )
+
+
+class Known(NamedTuple):
+    """Everything that a turn's next move depends on."""
+
+    phase: TurnPhase
+    stop: StopReason | None
+    stop_error: str | None
+    resumes: bool
+    frame_sent: bool
+    settled: bool
+    late_completion: bool
+    output: bool
+    denied: bool
+
+
+Moved = tuple[Event, Known, Known, list[Effect]]
+"""A move as it is told: the event, what was known before and after it, and its effects."""
+
+
+class Teller(Protocol):
+    """Where a machine tells its moves."""
+
+    def append(self, move: Moved, /) -> None:
+        """Keep one."""
+        ...
