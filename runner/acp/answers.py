@@ -23,6 +23,16 @@ class AgentInfo:
     capabilities: dict[str, Any] = field(default_factory=dict)
     auth_methods: list[Any] = field(default_factory=list)
 
+    @property
+    def loads(self) -> bool:
+        """Whether it says that it can load a session."""
+        return self.capabilities.get("loadSession") is True
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it says that it can resume a session; an empty object says so too."""
+        return mapping(self.capabilities.get("sessionCapabilities")).get("resume") not in (None, False)
+
 
 @dataclass(frozen=True, slots=True)
 class NewSession:

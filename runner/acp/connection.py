@@ -21,6 +21,7 @@ from runner.acp.inbox import (
     Updates,
 )
 from runner.acp.peer import MIB, Message, Peer
+from runner.acp.replay import Reopened
 from runner.acp.stderr import StderrTail, shown
 from runner.acp.transport import ExitInfo, Transport
 from runner.clock import Clock, SystemClock
@@ -144,6 +145,30 @@ class AgentConnection:
         params = {"cwd": cwd, "mcpServers": mcp_servers}
         return _new_session(await self._call_or_login("session/new", params, seconds))
 
+    async def load_session(
+        self, agent_session_id: str, cwd: str, mcp_servers: list[dict[str, Any]], *, seconds: float = 90.0
+    ) -> Reopened:
+        """Load an agent session of an earlier process, when ``AgentInfo.loads``; its replay is dropped (case G13).
+
+        The replay window is open from the request until the answer and a quiet gap behind it, or our first prompt.
+
+        Raises:
+            ValueError: the session is live in this connection already (case D3).
+            RunnerError: ``harness_auth_required``, ``harness_exited``.
+            AgentError, TimeoutError: as ``call``; then the session has no inbox.
+        """
+        params = {"sessionId": agent_session_id, "cwd": cwd, "mcpServers": mcp_servers}
+        request = self._call_or_login("session/load", params, seconds)
+        return await self._inbound.replay(agent_session_id, self._clock, request)
+
+    async def resume_session(
+        self, agent_session_id: str, cwd: str, mcp_servers: list[dict[str, Any]], *, seconds: float = 90.0
+    ) -> Reopened:
+        """As ``load_session``, when ``AgentInfo.resumes``: what an agent replays all the same is dropped too."""
+        params = {"sessionId": agent_session_id, "cwd": cwd, "mcpServers": mcp_servers}
+        request = self._call_or_login("session/resume", params, seconds)
+        return await self._inbound.replay(agent_session_id, self._clock, request)
+
     async def _call_or_login(self, method: str, params: dict[str, Any], seconds: float) -> Any:
         try:
             return await self.call(method, params, seconds=seconds)
@@ -181,6 +206,7 @@ class AgentConnection:
         Raises:
             ConnectionError: nothing was queued.
         """
+        self._inbound.prompting(agent_session_id)
         request_id, frame = self._peer.request("session/prompt", {"sessionId": agent_session_id, "prompt": blocks})
         self._send(frame)
         self._inbound.prompts[request_id] = agent_session_id

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from runner.acp.answers import agent_error, mapping, permission_problem
 from runner.acp.inbox import AgentError, Closed, Inbox, PermissionAsked, PermissionWithdrawn, PromptAnswered
 from runner.acp.peer import Message, Peer, response_id
+from runner.acp.replay import Reopened, ReplayWindow
+from runner.clock import Clock
 from runner.errors import RunnerError
 
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
+INVALID_REQUEST: Final = -32600
 CANCELLED: Final = -32800
 MAX_OPEN_REQUESTS: Final = 1000
+QUESTIONS: Final = frozenset({"session/request_permission", "elicitation/create"})
 
 
 class Inbound:
@@ -56,6 +60,41 @@ class Inbound:
             if asked_by == agent_session_id:
                 del self._asked[key]
                 self._reply(Peer.result(raw_id, {"outcome": {"outcome": "cancelled"}}))
+
+    async def replay(self, agent_session_id: str, clock: Clock, request: Coroutine[Any, Any, Any]) -> Reopened:
+        """Run a ``session/load`` or ``session/resume`` with a replay window in place of the session's inbox.
+
+        Raises:
+            ValueError: the session has an inbox: it is live (case D3); ``request`` was not begun.
+            RunnerError: the connection ended meanwhile. And whatever ``request`` raises.
+        """
+        if agent_session_id in self.inboxes:
+            request.close()
+            raise ValueError("this agent session is live already")
+        window = self.inboxes[agent_session_id] = ReplayWindow(clock)
+        try:
+            answer = await request
+            await window.quiet()
+        finally:
+            self._end_replay(agent_session_id, window)
+        if window.end is not None:
+            raise copy_of(window.end)
+        self.open(agent_session_id)
+        return window.reopened(agent_session_id, answer)
+
+    def _end_replay(self, agent_session_id: str, window: ReplayWindow) -> None:
+        window.over = True
+        self.counts["replayed"] += window.dropped
+        window.dropped = 0
+        if self.inboxes.get(agent_session_id) is window:
+            del self.inboxes[agent_session_id]
+
+    def prompting(self, agent_session_id: str) -> None:
+        """A prompt of ours ends the session's replay window: what comes now answers it."""
+        window = self.inboxes.get(agent_session_id)
+        if isinstance(window, ReplayWindow):
+            self._end_replay(agent_session_id, window)
+            self.open(agent_session_id)
 
     def answered(self, key: int) -> list[Any]:
         """The raw id of an open permission request, which is closed by this; empty when it was closed before."""
@@ -149,6 +188,10 @@ class Inbound:
         params = mapping(message.get("params"))
         if isinstance(request_id, bool | dict | list):
             self.counts["malformed"] += 1
+        elif method in QUESTIONS and isinstance(self._inbox_of(params), ReplayWindow):
+            # A question of the past: nothing that we sent waits for its answer.
+            self.counts["replayed"] += 1
+            self._reply(Peer.error(request_id, INVALID_REQUEST, "No prompt is open in this session"))
         elif method == "session/request_permission":
             return self._permission(request_id, params, size)
         elif method == "elicitation/create":

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 REQUESTS: dict[str, tuple[type[BaseModel], ...]] = {
     "initialize": (schema.InitializeRequest,),
     "session/new": (schema.NewSessionRequest,),
+    "session/load": (schema.LoadSessionRequest,),
+    "session/resume": (schema.ResumeSessionRequest,),
     "session/prompt": (schema.PromptRequest,),
     "session/close": (schema.CloseSessionRequest,),
     "session/set_mode": (schema.SetSessionModeRequest,),
