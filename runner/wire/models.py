@@ -36,10 +36,13 @@ __all__ = [
     "AnswerRequest",
     "CancelRequest",
     "DispatchRequest",
+    "Part",
     "SecretRef",
+    "parse",
     "parse_answer",
     "parse_cancel",
     "parse_dispatch",
+    "refusal",
 ]
 
 T = TypeVar("T", bound="Part")
@@ -210,19 +213,19 @@ def parse_dispatch(body: bytes) -> DispatchRequest:
     Raises:
         RunnerError: ``invalid_request`` naming the field, also for a known value that this version lacks.
     """
-    request = _parse(DispatchRequest.model_validate, body)
+    request = parse(DispatchRequest.model_validate, body)
     _refuse_not_built(request)
     return request
 
 
 def parse_cancel(body: bytes) -> CancelRequest:
     """Read and check a cancel body; an empty one is ``{}``. Raises as ``parse_dispatch``."""
-    return _parse(CancelRequest.model_validate, body or b"{}")
+    return parse(CancelRequest.model_validate, body or b"{}")
 
 
 def parse_answer(body: bytes) -> AnswerRequest:
     """Read and check an answer body. Raises as ``parse_dispatch``."""
-    return _parse(AnswerRequest.model_validate, body)
+    return parse(AnswerRequest.model_validate, body)
 
 
 def _refuse_not_built(request: DispatchRequest) -> None:
@@ -240,7 +243,8 @@ def _not_built(field: str, value: str) -> RunnerError:
     return RunnerError("invalid_request", f"{field}: {value} is not available in this version.", field=field)
 
 
-def _parse(validate: Callable[[Any], T], body: bytes) -> T:
+def parse(validate: Callable[[Any], T], body: bytes) -> T:
+    """The body as ``validate`` reads it; a JSON object of at most ``MAX_DEPTH`` levels. Raises as ``parse_dispatch``."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -253,7 +257,7 @@ def _parse(validate: Callable[[Any], T], body: bytes) -> T:
     try:
         return validate(value)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
 
 
 def _deeper(value: Any, bound: int) -> bool:
@@ -269,7 +273,8 @@ def _deeper(value: Any, bound: int) -> bool:
     return True
 
 
-def _refusal(error: ValidationError) -> RunnerError:
+def refusal(error: ValidationError) -> RunnerError:
+    """``invalid_request`` naming the first field that is wrong."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     field = ".".join(str(step)[:100] for step in first["loc"]) or "body"
     if first["type"] == "extra_forbidden":

@@ -1,0 +1,271 @@
+"""The store of a plane, called over HTTP (DESIGN 3.9, 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from runner.errors import RunnerError
+from runner.store.codec import decode_answer, encode
+from runner.store.port import (
+    Admission,
+    Appended,
+    CommandRow,
+    Ending,
+    InteractionRow,
+    PromptRow,
+    QuarantinedRow,
+    RecordRow,
+    SessionRow,
+    TurnRow,
+)
+from runner.store.rows import bounded
+from runner.wire.plane import STORE_HEADER, PlaneClient
+
+CALL_SECONDS: Final = 5.0
+BATCH_BYTES: Final = 4 * 1024 * 1024
+PAGE_ROWS: Final = 500
+
+Row = TypeVar("Row", TurnRow, CommandRow, InteractionRow)
+
+
+class HttpStore:
+    """``Store`` over a plane's ``/v1/coordination/store/{call}``; ``open`` makes one.
+
+    A plane that gives no answer is ``store_unavailable``; the call may have been written all the same.
+    """
+
+    def __init__(self, url: str, tokens: Mapping[str, str], *, store_id: str = "", seconds: float = CALL_SECONDS) -> None:
+        self.store_id = store_id
+        self._client = PlaneClient(url, tokens, unreachable="store_unavailable", seconds=seconds)
+
+    @classmethod
+    async def open(
+        cls, url: str, tokens: Mapping[str, str], *, known_id: str = "", seconds: float = CALL_SECONDS
+    ) -> HttpStore:
+        """A store whose identity is known.
+
+        Args:
+            url: of the plane.
+            tokens: a token of scope ``runner`` for each project.
+            known_id: the plane's store id of an earlier start: with it an unreachable plane is no obstacle.
+            seconds: longest wait for one answer.
+
+        Raises:
+            RunnerError: ``store_unavailable`` (unreachable, or another store than ``known_id``), ``internal`` (the plane
+                refuses the token).
+        """
+        store = cls(url, tokens, store_id=known_id, seconds=seconds)
+        try:
+            await store._call("ready", None)
+        except BaseException as error:
+            unreachable = isinstance(error, RunnerError) and error.code == "store_unavailable"
+            if not (known_id and unreachable):
+                await store.close()
+                raise
+        return store
+
+    async def _call(self, call: str, project: str | None, **parameters: Any) -> Any:
+        body, headers = await self._client.post(f"store/{call}", encode(parameters), project)
+        told = headers.get(STORE_HEADER, "")
+        if not self.store_id:
+            self.store_id = told
+        if not told or told != self.store_id:
+            raise RunnerError("store_unavailable", f"The plane has store {told or 'none'}, not {self.store_id}.")
+        try:
+            return decode_answer(call, body)
+        except ValidationError:
+            raise RunnerError("store_unavailable", f"The plane's answer to {call} cannot be read.") from None
+
+    async def _across(self, call: str, order: str, **parameters: Any) -> list[Any]:
+        """Of every project that this runner has a token for."""
+        found = [row for project in self._client.projects for row in await self._call(call, project, **parameters)]
+        return sorted(found, key=attrgetter(order))
+
+    async def admit(self, admission: Admission) -> bool:
+        return bool(await self._call("admit", admission.turn.project, admission=admission))
+
+    async def end(self, ending: Ending) -> bool:
+        if ending.turn.outcome is None:
+            raise ValueError("an ending has an outcome")
+        *before, rest = _batches(ending.records)
+        for records in before:
+            await self.append(records)
+        return bool(await self._call("end", ending.turn.project, ending=replace(ending, records=rest)))
+
+    async def save_session(self, row: SessionRow) -> None:
+        await self._call("save_session", row.project, row=row)
+
+    async def append(
+        self,
+        records: Sequence[RecordRow],
+        interactions: Sequence[InteractionRow] = (),
+        prompts: Sequence[PromptRow] = (),
+    ) -> Appended:
+        done = Appended(0)
+        *before, rest = _batches(records)
+        for batch in before:
+            done = _sum(done, await self._append(batch, (), ()))
+        if done.quarantined:
+            return _sum(done, await self._append(rest, (), ()))
+        return _sum(done, await self._append(rest, interactions, prompts))
+
+    async def _append(
+        self, records: Sequence[RecordRow], interactions: Sequence[InteractionRow], prompts: Sequence[PromptRow]
+    ) -> Appended:
+        project = next((row.project for rows in (records, interactions, prompts) for row in rows), None)
+        if project is None:
+            return Appended(0)
+        answer: Appended = await self._call(
+            "append", project, records=records, interactions=interactions, prompts=prompts
+        )
+        return answer
+
+    async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
+        for batch in _batches(records):
+            if batch:
+                await self._call("quarantine", batch[0].project, records=batch, reason=reason, at=at)
+
+    async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
+        found: list[tuple[int, QuarantinedRow]] = []
+        while (left := bounded(limit) - len(found)) > 0:
+            wanted = min(left, PAGE_ROWS)
+            page = await self._call("quarantined", project, project=project, limit=wanted, after=after)
+            found += page
+            if len(page) < wanted:
+                break
+            after = page[-1][0]
+        return found
+
+    async def submit_command(self, row: CommandRow) -> CommandRow:
+        submitted: CommandRow = await self._call("submit_command", row.project, row=row)
+        return submitted
+
+    async def claim_command(
+        self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
+    ) -> CommandRow | None:
+        claimed: CommandRow | None = await self._call(
+            "claim_command",
+            project,
+            project=project,
+            command_id=command_id,
+            replica_id=replica_id,
+            now=now,
+            until=until,
+            max_deliveries=max_deliveries,
+        )
+        return claimed
+
+    async def settle_command(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
+        own = {"project": project, "command_id": command_id, "state": state, "outcome": outcome, "at": at}
+        return bool(await self._call("settle_command", project, **own))
+
+    async def command(self, project: str, command_id: str) -> CommandRow | None:
+        found: CommandRow | None = await self._call("command", project, project=project, command_id=command_id)
+        return found
+
+    async def open_commands(self, key: tuple[str, str] | None = None) -> list[CommandRow]:
+        if key is None:
+            return await self._across("open_commands", "arrived_at")
+        return list(await self._call("open_commands", key[0], key=key))
+
+    async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
+        return bool(await self._call("answer_interaction", row.project, row=row, expected_status=expected_status))
+
+    async def session(self, project: str, session_id: str) -> SessionRow | None:
+        found: SessionRow | None = await self._call("session", project, project=project, session_id=session_id)
+        return found
+
+    async def sessions(self, project: str, limit: int, before: tuple[int, str] | None = None) -> list[SessionRow]:
+        found: list[SessionRow] = []
+        while (left := bounded(limit) - len(found)) > 0:
+            wanted = min(left, PAGE_ROWS)
+            page = await self._call("sessions", project, project=project, limit=wanted, before=before)
+            found += page
+            if len(page) < wanted:
+                break
+            before = (page[-1].updated_at, page[-1].session_id)
+        return found
+
+    async def prompt(self, project: str, session_id: str, prompt_id: str) -> PromptRow | None:
+        own = {"project": project, "session_id": session_id, "prompt_id": prompt_id}
+        found: PromptRow | None = await self._call("prompt", project, **own)
+        return found
+
+    async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
+        own = {"project": project, "session_id": session_id, "turn_id": turn_id}
+        found: TurnRow | None = await self._call("turn", project, **own)
+        return found
+
+    async def last_turn(self, project: str, session_id: str) -> TurnRow | None:
+        found: TurnRow | None = await self._call("last_turn", project, project=project, session_id=session_id)
+        return found
+
+    async def open_turns(self, key: tuple[str, str] | None = None) -> list[TurnRow]:
+        if key is None:
+            return await self._across("open_turns", "started_at")
+        return list(await self._call("open_turns", key[0], key=key))
+
+    async def paused_turns(self) -> list[TurnRow]:
+        return await self._across("paused_turns", "started_at")
+
+    async def records(
+        self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
+    ) -> list[RecordRow]:
+        found: list[RecordRow] = []
+        while (left := bounded(limit) - len(found)) > 0:
+            wanted = min(left, PAGE_ROWS)
+            page = await self._call(
+                "records", project, project=project, session_id=session_id, after=after, limit=wanted
+            )
+            found += page
+            if len(page) < wanted:
+                break
+            after = (page[-1].epoch, page[-1].n)
+        return found
+
+    async def interactions(
+        self, project: str, session_id: str | None = None, status: str | None = None
+    ) -> list[InteractionRow]:
+        own = {"project": project, "session_id": session_id, "status": status}
+        return list(await self._call("interactions", project, **own))
+
+    async def open_interactions(self, status: str) -> list[InteractionRow]:
+        return await self._across("open_interactions", "created_at", status=status)
+
+    async def interaction(self, project: str, interaction_id: str) -> InteractionRow | None:
+        own = {"project": project, "interaction_id": interaction_id}
+        found: InteractionRow | None = await self._call("interaction", project, **own)
+        return found
+
+    async def delete_session_content(self, project: str, session_id: str) -> None:
+        await self._call("delete_session_content", project, project=project, session_id=session_id)
+
+    async def ready(self) -> bool:
+        try:
+            return bool(await self._call("ready", None))
+        except RunnerError:
+            return False
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _batches(records: Sequence[RecordRow]) -> list[Sequence[RecordRow]]:
+    """The records in order, cut where a request would grow beyond ``BATCH_BYTES``; the last may be empty."""
+    batches: list[Sequence[RecordRow]] = []
+    start = size = 0
+    for index, row in enumerate(records):
+        size += len(row.data) + 256
+        if size > BATCH_BYTES and index > start:
+            batches.append(records[start:index])
+            start, size = index, len(row.data) + 256
+    return [*batches, records[start:]]
+
+
+def _sum(one: Appended, other: Appended) -> Appended:
+    return Appended(one.accepted + other.accepted, one.quarantined + other.quarantined)
