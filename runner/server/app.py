@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -14,7 +15,10 @@ from runner.config import Settings
 from runner.errors import RunnerError
 from runner.server.auth import AccessToken, Gate
 from runner.server.context import CALLER, CONTEXT, Context, problem_answer
+from runner.server.forward import Forwarder, Place
+from runner.server.relay import RELAY, Relay
 from runner.server.routes import ANY, OPEN, ROUTES, Handler
+from runner.server.upstream import Peers, Whereabouts
 from runner.session.port import Sessions
 
 log = logging.getLogger("runner.server")
@@ -30,6 +34,8 @@ def build_app(
     *,
     bind_host: str | None = None,
     clock: Clock | None = None,
+    owners: Whereabouts | None = None,
+    place: Place | None = None,
 ) -> web.Application:
     """The HTTP application over ``sessions``.
 
@@ -39,16 +45,30 @@ def build_app(
         tokens: who may call; at least one.
         bind_host: where it will listen, when that is not ``[server] host``.
         clock: for instants of lines that the server itself makes.
+        owners: who holds which session when there are other replicas; None: this one holds all.
+        place: in a gateway, which itself runs nothing: who gets what nobody holds.
     """
-    host = settings.server.host if bind_host is None else bind_host
-    gate = Gate(tokens, bind_host=host, allowed_hosts=settings.server.allowed_hosts)
-    app = web.Application(middlewares=[border], client_max_size=settings.server.max_body_bytes)
+    server = settings.server
+    host = server.host if bind_host is None else bind_host
+    gate = Gate(tokens, bind_host=host, allowed_hosts=[*server.allowed_hosts, *_advertised(server.advertise_url)])
+    app = web.Application(client_max_size=server.max_body_bytes)
+    app.middlewares.append(border)
+    if owners is not None and owners.shared:
+        peers = Peers(owners)
+        app.middlewares.append(Forwarder(owners, peers, place).middleware)
+        app[RELAY] = Relay(owners, peers, sessions)
+        app.on_cleanup.append(lambda _: peers.close())
     app[CONTEXT] = Context(sessions, settings.server, gate, clock or SystemClock())
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_shutdown.append(_end_streams)
     app.on_cleanup.append(_end_commands)
     return app
+
+
+def _advertised(url: str | None) -> list[str]:
+    """The host under which other replicas reach this one."""
+    return [host] if url and (host := urlsplit(url).hostname) else []
 
 
 @web.middleware

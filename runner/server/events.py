@@ -6,8 +6,10 @@ from aiohttp import web
 
 from runner.errors import RunnerError
 from runner.server.context import CALLER, CONTEXT, path_id, query
+from runner.server.relay import RELAY
 from runner.server.sessions import cursor_of
 from runner.server.streams import Stream, accepted_form
+from runner.session.port import Reader
 
 
 async def get_events(request: web.Request) -> web.StreamResponse:
@@ -22,7 +24,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         parameters.get("after"), "after"
     )
     form = accepted_form(request.headers.get("Accept", ""))
-    reader = await request.app[CONTEXT].sessions.follow(request[CALLER], session_id, after, follow)
+    reader = await _reader(request, session_id, after, follow)
     try:
         async with Stream(request, "sse" if form == "sse" else "ndjson", quick=not follow) as stream:
             last = await stream.relay(reader)
@@ -31,6 +33,13 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     finally:
         reader.close()
     return stream.response
+
+
+async def _reader(request: web.Request, session_id: str, after: str | None, follow: bool) -> Reader:
+    relay = request.app.get(RELAY)
+    if follow and relay is not None and relay.owners.shared:
+        return await relay.follow(request[CALLER], session_id, after, request.headers)
+    return await request.app[CONTEXT].sessions.follow(request[CALLER], session_id, after, follow)
 
 
 def _follow(text: str | None) -> bool:

@@ -1,0 +1,167 @@
+"""Any replica answers for any session: what another one holds is passed to it, once (DESIGN 3.1.10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+
+from aiohttp import ClientResponse, web
+
+from runner.errors import RunnerError
+from runner.ids import valid_id
+from runner.server.context import CALLER, CONTEXT, read_body
+from runner.server.routes import ROUTES, Handler
+from runner.server.streams import STALL_SECONDS
+from runner.server.upstream import (
+    FORWARDED,
+    WATCH_SECONDS,
+    Broken,
+    Chunks,
+    Peers,
+    Unreached,
+    Whereabouts,
+    headers_down,
+    headers_up,
+    owned_elsewhere,
+    path_of,
+)
+from runner.session.owners import Elsewhere
+
+TRIES: Final = 4
+DEAF_ROUNDS: Final = 2
+# Commands are rows of the shared store, and followers outlive a change of the owner (``relay``).
+STAYS: Final = frozenset({"cancelTurn", "killSession"})
+FOLLOWS: Final = "readEvents"
+_NAME_OF: Final = {route.handler: route.name for route in ROUTES}
+MAYBE_TAKEN: Final = (
+    "The replica that holds this session went away while it worked on this request, which it may have taken. "
+    "Try again; a dispatch with the same prompt_id is never run twice."
+)
+
+Place = Callable[[str, str, Collection[str]], Awaitable[Elsewhere]]
+"""Chooses a runner for a session that nobody holds: project, session id, replicas that failed already.
+
+Raises ``RunnerError("plane_unavailable")`` when there is none."""
+
+
+class Forwarder:
+    """Passes requests of sessions that another replica holds to it; the rest is answered here.
+
+    Args:
+        owners: who holds what.
+        peers: connections to the others.
+        place: in a gateway, which itself runs nothing: who gets what nobody holds. None runs it here.
+    """
+
+    def __init__(self, owners: Whereabouts, peers: Peers, place: Place | None = None) -> None:
+        self._owners = owners
+        self._peers = peers
+        self._place = place
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Inside ``border``: the caller is known, and a ``RunnerError`` becomes a problem document."""
+        if not self._owners.shared or not _concerned(request):
+            return await handler(request)
+        session_id = request.match_info["session_id"]
+        project = request[CALLER].project
+        if FORWARDED in request.headers:
+            owner = await self._owners.elsewhere(project, session_id)
+            if owner is not None:
+                raise owned_elsewhere(owner, "Another replica holds this session by now. Try again.")
+            return await handler(request)
+        return await self._answer(request, handler, project, session_id)
+
+    async def _answer(
+        self, request: web.Request, handler: Handler, project: str, session_id: str
+    ) -> web.StreamResponse:
+        failed: set[str] = set()
+        owner: Elsewhere | None = None
+        for _ in range(TRIES):
+            owner = await self._owners.elsewhere(project, session_id)
+            target = owner or await self._placed(request, project, session_id, failed)
+            if target is None:
+                return await handler(request)
+            try:
+                return await self._pass(request, target, project, session_id)
+            except Unreached:
+                if owner is None:
+                    failed.add(target.replica_id)
+                elif not await self._owners.gone(owner.replica_id):
+                    raise owned_elsewhere(owner) from None
+            except Broken:
+                raise owned_elsewhere(target, MAYBE_TAKEN) from None
+        if owner is not None:
+            raise owned_elsewhere(owner)
+        raise RunnerError("plane_unavailable", "No runner could be reached. Try again.", retry_after=1)
+
+    async def _placed(
+        self, request: web.Request, project: str, session_id: str, failed: Collection[str]
+    ) -> Elsewhere | None:
+        """Who runs what nobody holds; reads are answered from the shared store, runner or not."""
+        if self._place is None or request.method in ("GET", "HEAD"):
+            return None
+        return await self._place(project, session_id, failed)
+
+    async def _pass(self, request: web.Request, target: Elsewhere, project: str, session_id: str) -> web.StreamResponse:
+        async def still() -> bool:
+            owner = await self._owners.elsewhere(project, session_id)
+            return owner is None or owner.replica_id == target.replica_id
+
+        body = await read_body(request) if request.can_read_body else b""
+        asked = await self._peers.ask(
+            target, request.method, path_of(request), headers_up(request), body=body, still=still
+        )
+        task, streams = asyncio.current_task(), request.app[CONTEXT].streams
+        assert task is not None
+        streams.add(task)
+        try:
+            return await _down(request, asked, still)
+        finally:
+            streams.discard(task)
+
+
+async def _down(
+    request: web.Request, asked: ClientResponse, still: Callable[[], Awaitable[bool]]
+) -> web.StreamResponse:
+    """Pass an answer on as it arrives; one that breaks off is cut here too, so that it never looks whole."""
+    response = web.StreamResponse(status=asked.status, reason=asked.reason, headers=headers_down(asked))
+    response.content_length = asked.content_length
+    chunks, deaf = Chunks(asked), 0
+    try:
+        await response.prepare(request)
+        while True:
+            chunk = await chunks.next(WATCH_SECONDS)
+            if chunk:
+                deaf = 0
+                async with asyncio.timeout(STALL_SECONDS):
+                    await response.write(chunk)
+            elif chunk is not None:
+                await response.write_eof()
+                return response
+            else:
+                deaf = 0 if await still() else deaf + 1
+                if deaf >= DEAF_ROUNDS:
+                    raise Broken("another replica has taken the session")
+    except (Broken, ConnectionError, TimeoutError):
+        _abort(request)
+        return response
+    except asyncio.CancelledError:
+        _abort(request)
+        raise
+    finally:
+        chunks.close()
+
+
+def _abort(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _concerned(request: web.Request) -> bool:
+    """Whether a request belongs to one session and to whoever holds it."""
+    name = _NAME_OF.get(request.match_info.handler)
+    if name is None or name in STAYS or not valid_id(request.match_info.get("session_id", "")):
+        return False
+    return not (name == FOLLOWS and request.query.get("follow") in ("1", "true"))

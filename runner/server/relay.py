@@ -1,0 +1,256 @@
+"""A follower of a session that changes hands: it goes on behind its last cursor, wherever the session is held now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlencode
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from runner.errors import RunnerError
+from runner.server.upstream import FORWARDED, Broken, Chunks, Peers, Unreached, Whereabouts, owned_elsewhere
+from runner.session.owners import Elsewhere
+from runner.session.port import Caller, Reader, ReaderEnded, Sessions
+from runner.wire.codec import PING, last_cursor
+from runner.wire.problems import error_of
+
+CHECK_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 0.5
+MAX_LINE_BYTES: Final = 256 * 1024 * 1024
+PROBLEM_BYTES: Final = 64 * 1024
+OVER: Final = frozenset({"not_found", "session_ended"})
+_PING: Final = PING.rstrip()
+_WITHOUT_CURSOR: Final = b'{"kind":"event","turn_id":'
+_LAST_WORDS: Final = (b'"type":"resync"', b'"reason":')
+
+
+class Relay:
+    """Opens readers that survive a change of the owner.
+
+    Args:
+        owners: who holds what.
+        peers: connections to the others.
+        sessions: this replica's own, over the shared store.
+    """
+
+    def __init__(self, owners: Whereabouts, peers: Peers, sessions: Sessions) -> None:
+        self.owners = owners
+        self.peers = peers
+        self.sessions = sessions
+
+    async def follow(
+        self, caller: Caller, session_id: str, after: str | None, headers: Mapping[str, str]
+    ) -> RelayReader:
+        """A reader of history behind ``after`` and of live events.
+
+        Args:
+            caller: who asks.
+            session_id: a valid id.
+            after: the last cursor that the client has seen.
+            headers: of the request; its token goes along, and one that was forwarded is answered here or broken off.
+
+        Raises:
+            RunnerError: ``not_found``, ``session_ended``, ``owned_elsewhere``.
+        """
+        reader = RelayReader(self, caller, session_id, after, headers)
+        await reader.attach()
+        return reader
+
+
+class RelayReader:
+    """Implements ``session.port.Reader`` over whichever replica holds the session."""
+
+    ended = False
+
+    def __init__(
+        self, relay: Relay, caller: Caller, session_id: str, after: str | None, headers: Mapping[str, str]
+    ) -> None:
+        self._relay = relay
+        self._caller = caller
+        self._session_id = session_id
+        self._cursor = after
+        self._authorization = headers.get("Authorization", "")
+        self._anchored = FORWARDED in headers
+        self._source: Reader | None = None
+        self._owner: Elsewhere | None = None
+        self._quiet = True
+        self._due = 0.0
+
+    async def attach(self) -> None:
+        """Read from whoever holds the session now; from the shared store when nobody does.
+
+        Raises:
+            RunnerError: it cannot be read there.
+        """
+        owner = await self._look()
+        if owner is None:
+            sessions = self._relay.sessions
+            self._source = await sessions.follow(self._caller, self._session_id, self._cursor, True)
+        elif self._anchored:
+            raise owned_elsewhere(owner)
+        else:
+            self._source = await self._upstream(owner)
+        self._owner, self._quiet = owner, True
+        self._due = asyncio.get_running_loop().time() + CHECK_SECONDS
+
+    async def _look(self) -> Elsewhere | None:
+        return await self._relay.owners.elsewhere(self._caller.project, self._session_id)
+
+    async def _upstream(self, owner: Elsewhere) -> Reader:
+        query = {"follow": "1", **({"after": self._cursor} if self._cursor else {})}
+        path = f"/v1/sessions/{self._session_id}/events?{urlencode(query)}"
+        headers = CIMultiDict({"Accept": "application/x-ndjson", "Authorization": self._authorization})
+        try:
+            response = await self._relay.peers.ask(owner, "GET", path, headers)
+        except Unreached:
+            # A death that is proven here frees the session for the next look.
+            await self._relay.owners.gone(owner.replica_id)
+            raise owned_elsewhere(owner) from None
+        if response.status == 200:
+            return _Upstream(Chunks(response))
+        try:
+            raise await _problem(Chunks(response), owner)
+        finally:
+            response.close()
+
+    async def next(self, seconds: float) -> bytes | None:
+        """See ``session.port.Reader``; ``ReaderCut`` comes from a reader of this replica only."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            if self._source is None:
+                await self._again()
+            wait = max(0.0, min(deadline, self._due) - loop.time())
+            if self._source is None:
+                await asyncio.sleep(wait)
+            else:
+                try:
+                    lines = await self._source.next(wait)
+                except Broken:
+                    self._leave()
+                    continue
+                if lines:
+                    self._cursor = last_cursor(lines) or self._cursor
+                    self._quiet = False
+                    return lines
+                if loop.time() >= self._due:
+                    await self._check()
+            if loop.time() >= deadline:
+                return None
+
+    async def _again(self) -> None:
+        if asyncio.get_running_loop().time() < self._due:
+            return
+        try:
+            await self.attach()
+        except RunnerError as error:
+            if error.code in OVER:
+                raise ReaderEnded from None
+            if self._anchored:
+                raise ConnectionError("another replica holds the session") from None
+            self._due = asyncio.get_running_loop().time() + RETRY_SECONDS
+
+    async def _check(self) -> None:
+        """Leave a source that another replica has overtaken, or that does not show what the store has."""
+        owner = await self._look()
+        if _id(owner) != _id(self._owner) or (owner is None and self._quiet and await self._missed()):
+            self._leave()
+        self._quiet = True
+        self._due = asyncio.get_running_loop().time() + (CHECK_SECONDS if self._source is not None else 0)
+
+    async def _missed(self) -> bool:
+        try:
+            page = await self._relay.sessions.records(self._caller, self._session_id, self._cursor, 1)
+        except RunnerError as error:
+            return error.code in OVER
+        return bool(page["items"])
+
+    def _leave(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        self._source = None
+        self._due = asyncio.get_running_loop().time()
+
+    def close(self, *, cut: bool = False) -> None:
+        """See ``session.port.Reader``."""
+        if self._source is not None:
+            self._source.close(cut=cut)
+        self._source = None
+
+
+class _Upstream:
+    """The lines of another replica's follower; half a line never leaves it (case H5)."""
+
+    ended = False
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    async def next(self, seconds: float) -> bytes | None:
+        """Whole lines, without pings and without the words that announce a cut.
+
+        Raises:
+            ReaderEnded: the session has ended.
+            Broken: the other replica is gone or gave the stream up.
+        """
+        chunk = await self._chunks.next(seconds)
+        if chunk is None:
+            return None
+        if not chunk:
+            if self._pending:
+                raise Broken("the stream ended in the middle of a line")
+            raise ReaderEnded
+        head, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._keep(chunk)
+            return None
+        whole = b"".join([*self._pending, head, newline])
+        self._pending, self._size = [], 0
+        self._keep(rest)
+        return _shown(whole) or None
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > MAX_LINE_BYTES:
+            raise Broken("a line without an end")
+        if piece:
+            self._pending.append(piece)
+
+    def close(self, *, cut: bool = False) -> None:
+        self._chunks.close()
+
+
+def _shown(lines: bytes) -> bytes:
+    if _PING not in lines and _WITHOUT_CURSOR not in lines:
+        return lines
+    kept = [line for line in lines.split(b"\n") if line and line != _PING and not _is_last_words(line)]
+    return b"".join(line + b"\n" for line in kept)
+
+
+def _is_last_words(line: bytes) -> bool:
+    return line.startswith(_WITHOUT_CURSOR) and all(part in line for part in _LAST_WORDS)
+
+
+async def _problem(chunks: Chunks, owner: Elsewhere) -> RunnerError:
+    """The other replica's refusal, as this one's own."""
+    body = b""
+    try:
+        while len(body) < PROBLEM_BYTES and (chunk := await chunks.next(1.0)):
+            body += chunk
+        document = orjson.loads(body)
+    except (Broken, orjson.JSONDecodeError):
+        return owned_elsewhere(owner)
+    return error_of(document) if isinstance(document, dict) else owned_elsewhere(owner)
+
+
+def _id(owner: Elsewhere | None) -> str | None:
+    return owner.replica_id if owner is not None else None
+
+
+RELAY: Final = web.AppKey("relay", Relay)
