@@ -21,10 +21,11 @@ class Heartbeat:
         phase: ``running`` takes or renews owner, alive and running; ``paused`` releases running and keeps alive;
             ``parked`` says that the turn is over and renews the owner for its warm seat; ``ended`` is the end beat.
         predecessor: the turn this one continues or replaces in one step; naming it says that its ending is durable.
+            On ``paused`` and ``parked``: a turn that took over and then never became durable; it is given up.
         epoch_floor: highest epoch that the store knows for the session; a granted epoch is larger.
         seat_parked: on ``ended``: a warm seat remains, so ``owner`` is kept.
         advertise_url: where other replicas reach this one.
-        epoch: on a renewal, what the turn was granted: a plane that lost its memory grants the same again.
+        epoch, started_at: on a renewal, what the turn was granted: a plane that lost its memory grants the same again.
     """
 
     project: str
@@ -37,6 +38,7 @@ class Heartbeat:
     seat_parked: bool = False
     advertise_url: str | None = None
     epoch: int = 0
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Move(StrEnum):
     REFUSE_ENDED = "refuse_ended"
     REFUSE_OWNED = "refuse_owned"
     REFUSE_RUNNING = "refuse_running"
+    REFUSE_STALE = "refuse_stale"
     REFUSE_STRANGER = "refuse_stranger"
     SWAP = "swap"
     TAKE = "take"
@@ -114,30 +117,52 @@ class Move(StrEnum):
     HAND_OVER = "hand_over"
     PAUSE = "pause"
     PARK = "park"
+    RESTORE = "restore"
     END = "end"
 
 
-REFUSALS: Final = frozenset({Move.REFUSE_ENDED, Move.REFUSE_OWNED, Move.REFUSE_RUNNING, Move.REFUSE_STRANGER})
+REFUSALS: Final = frozenset(
+    {Move.REFUSE_ENDED, Move.REFUSE_OWNED, Move.REFUSE_RUNNING, Move.REFUSE_STALE, Move.REFUSE_STRANGER}
+)
 _RELEASING: Final[dict[Phase, Move]] = {"paused": Move.PAUSE, "parked": Move.PARK, "ended": Move.END}
 
 
-def move(lease: SessionLease, beat: Heartbeat, *, predecessor_ended: bool = True) -> Move:
+def comes_back(lease: SessionLease, beat: Heartbeat) -> bool:
+    """Whether a turn takes its lease back from unexpired leases that nobody holds: it lapsed, or the plane forgot it.
+
+    Then the store is asked whether the turn has ended meanwhile (``turn_ended``): its word is the tombstone.
+    """
+    if beat.phase != "running" or lease.alive is not None or lease.owner not in (None, beat.replica_id):
+        return False
+    return beat.epoch > 0 or _stands(lease, beat.replica_id, beat.turn_id)
+
+
+def move(lease: SessionLease, beat: Heartbeat, *, predecessor_ended: bool = True, turn_ended: bool = False) -> Move:
     """The move of a beat on unexpired leases, in the order of DESIGN 3.1.4.
 
     ``predecessor_ended`` is what the plane knows of the named predecessor; without a store the owner's word counts.
+    ``turn_ended`` is the store's word on a turn that comes back.
     """
     turn, mine = beat.turn_id, lease.owner == beat.replica_id
-    holds = mine and lease.alive == turn
-    last = lease.alive is None and (lease.last_turn, lease.last_replica) == (turn, beat.replica_id)
-    if turn in lease.ended:
-        if holds:
-            return Move.PAUSE if beat.phase == "running" else _RELEASING[beat.phase]
-        again = last and (beat.phase in ("parked", "ended") or (beat.phase == "paused" and not lease.parked))
-        return _RELEASING[beat.phase] if again else Move.REFUSE_ENDED
+    stands = _stands(lease, beat.replica_id, turn)
+    given_up = (
+        beat.phase in ("paused", "parked")
+        and beat.predecessor is not None
+        and _stands(lease, beat.replica_id, beat.predecessor)
+    )
+    if turn in lease.ended and not given_up:
+        return _ended_move(lease, beat)
     if lease.owner is not None and not mine:
         return Move.REFUSE_OWNED
+    if given_up:
+        return Move.RESTORE
+    if not stands and _stale(lease, beat):
+        return Move.REFUSE_STALE
     if beat.phase != "running":
-        return _RELEASING[beat.phase] if holds or last else Move.REFUSE_STRANGER
+        forgotten = beat.epoch > 0 and lease.alive is None
+        return _RELEASING[beat.phase] if stands or forgotten else Move.REFUSE_STRANGER
+    if turn_ended and comes_back(lease, beat):
+        return Move.REFUSE_ENDED
     if beat.predecessor is not None and lease.alive == beat.predecessor != turn and mine and predecessor_ended:
         return Move.SWAP
     if lease.alive is None:
@@ -148,27 +173,39 @@ def move(lease: SessionLease, beat: Heartbeat, *, predecessor_ended: bool = True
 
 
 def decide(
-    lease: SessionLease, beat: Heartbeat, now: float, lease_seconds: float, *, predecessor_ended: bool = True
+    lease: SessionLease,
+    beat: Heartbeat,
+    now: float,
+    lease_seconds: float,
+    *,
+    predecessor_ended: bool = True,
+    turn_ended: bool = False,
 ) -> tuple[SessionLease, BeatAnswer]:
     """New leases and the answer for one beat at ``now`` (DESIGN 3.1.4).
 
-    A refused beat returns ``lease`` itself. A turn that takes its own lapsed lease back keeps its epoch.
+    A refused beat returns ``lease`` itself. A turn that takes its own lapsed lease back keeps its epoch, also from a
+    plane that knows nothing of it any more.
     """
     current = lease.at(now)
-    chosen = move(current, beat, predecessor_ended=predecessor_ended)
+    chosen = move(current, beat, predecessor_ended=predecessor_ended, turn_ended=turn_ended)
     if chosen in REFUSALS:
-        return lease, BeatAnswer(False, False, current.owner, 0, lease_seconds)
+        return lease, BeatAnswer(False, False, current.owner, 0, lease_seconds, now=now)
+    expires_at = now + lease_seconds
     if chosen in (Move.TAKE, Move.SWAP, Move.HAND_OVER):
-        after = _taken(current, beat, now, now + lease_seconds)
+        after = _taken(current, beat, now, expires_at)
     elif chosen is Move.RENEW:
-        after = replace(current, running=beat.turn_id, expires_at=now + lease_seconds)
-    elif chosen is Move.PAUSE:
-        after = replace(_kept(current, beat, now + lease_seconds), alive=beat.turn_id, parked=False)
-    elif chosen is Move.PARK or beat.seat_parked:
-        after = _kept(current, beat, now + lease_seconds)
+        after = replace(current, running=beat.turn_id, expires_at=expires_at)
+    elif beat.phase == "paused":
+        after = replace(_kept(current, beat, now, expires_at), alive=beat.turn_id, parked=False)
+    elif beat.phase != "ended" or beat.seat_parked:
+        after = _kept(current, beat, now, expires_at)
     else:
-        after = _released(current, beat.turn_id)
-    return after, BeatAnswer(True, after.alive == beat.turn_id, after.owner, after.epoch, lease_seconds)
+        after = _released(current, beat.turn_id, beat.epoch)
+    started_at = after.started_at if after.owner is not None else current.started_at
+    current_turn = after.alive == beat.turn_id
+    return after, BeatAnswer(
+        True, current_turn, after.owner, after.epoch, lease_seconds, started_at=started_at, now=now
+    )
 
 
 def release(lease: SessionLease, replica_id: str) -> SessionLease:
@@ -178,36 +215,65 @@ def release(lease: SessionLease, replica_id: str) -> SessionLease:
     return _released(lease, lease.alive)
 
 
+def _stands(lease: SessionLease, replica_id: str, turn_id: str) -> bool:
+    """Whether the leases are this replica's turn's: held, or lapsed or parked and nobody came after it."""
+    if lease.alive is not None:
+        return (lease.owner, lease.alive) == (replica_id, turn_id)
+    return (lease.last_replica, lease.last_turn) == (replica_id, turn_id)
+
+
+def _ended_move(lease: SessionLease, beat: Heartbeat) -> Move:
+    """A tombstoned turn may keep its pause or its parked seat, and end them; it never runs again."""
+    if not _stands(lease, beat.replica_id, beat.turn_id):
+        return Move.REFUSE_ENDED
+    if lease.alive is not None:
+        return Move.PAUSE if beat.phase == "running" else _RELEASING[beat.phase]
+    again = beat.phase in ("parked", "ended") or (beat.phase == "paused" and not lease.parked)
+    return _RELEASING[beat.phase] if again else Move.REFUSE_ENDED
+
+
+def _stale(lease: SessionLease, beat: Heartbeat) -> bool:
+    """Whether a renewal was overtaken: its epoch was given to another turn, here or in the store."""
+    return 0 < beat.epoch <= lease.epoch or 0 < beat.epoch < beat.epoch_floor
+
+
 def _taken(lease: SessionLease, beat: Heartbeat, now: float, expires_at: float) -> SessionLease:
     again = lease.last_turn == beat.turn_id
     same = again and lease.last_replica == beat.replica_id and beat.epoch_floor <= lease.epoch
+    known = lease.epoch if same else max(lease.epoch, beat.epoch_floor) + 1
     return SessionLease(
         owner=beat.replica_id,
         alive=beat.turn_id,
         running=beat.turn_id,
         expires_at=expires_at,
-        epoch=lease.epoch if same else max(lease.epoch, beat.epoch_floor) + 1,
-        started_at=lease.started_at if again else now,
+        epoch=beat.epoch if beat.epoch > lease.epoch else known,
+        started_at=lease.started_at if again else _started(beat, now),
         last_turn=beat.turn_id,
         last_replica=beat.replica_id,
         ended=lease.ended if again else _buried(lease.ended, lease.last_turn),
     )
 
 
-def _kept(lease: SessionLease, beat: Heartbeat, expires_at: float) -> SessionLease:
-    return replace(
-        lease,
+def _kept(lease: SessionLease, beat: Heartbeat, now: float, expires_at: float) -> SessionLease:
+    again = lease.last_turn == beat.turn_id
+    return SessionLease(
         owner=beat.replica_id,
-        alive=None,
-        running=None,
         expires_at=expires_at,
+        epoch=max(lease.epoch, beat.epoch),
+        started_at=lease.started_at if again else _started(beat, now),
+        last_turn=beat.turn_id,
+        last_replica=beat.replica_id,
         parked=True,
-        ended=_buried(lease.ended, beat.turn_id),
+        ended=_buried(_buried(lease.ended, beat.predecessor), beat.turn_id),
     )
 
 
-def _released(lease: SessionLease, turn_id: str | None) -> SessionLease:
-    return SessionLease(epoch=lease.epoch, ended=_buried(lease.ended, turn_id))
+def _started(beat: Heartbeat, now: float) -> float:
+    return min(beat.started_at, now) if beat.epoch > 0 and beat.started_at > 0 else now
+
+
+def _released(lease: SessionLease, turn_id: str | None, epoch: int = 0) -> SessionLease:
+    return SessionLease(epoch=max(lease.epoch, epoch), ended=_buried(lease.ended, turn_id))
 
 
 def _buried(ended: tuple[str, ...], turn_id: str | None) -> tuple[str, ...]:

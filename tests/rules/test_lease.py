@@ -14,8 +14,10 @@ from runner.rules.lease import (
     TOMBSTONES_KEPT,
     BeatAnswer,
     Heartbeat,
+    Move,
     Phase,
     SessionLease,
+    comes_back,
     decide,
     move,
     release,
@@ -44,11 +46,14 @@ def refused(lease: SessionLease, one: Heartbeat, now: float = 0.0) -> BeatAnswer
 
 def test_the_first_beat_takes_the_three_keys_and_stamps_the_start_once():
     lease, answer = decide(FREE, beat("t1", epoch_floor=7), 5.0, LEASE)
-    assert answer == BeatAnswer(True, True, "r1", 8, LEASE)
+    assert answer == BeatAnswer(True, True, "r1", 8, LEASE, started_at=5.0, now=5.0)
     assert (lease.owner, lease.alive, lease.running) == ("r1", "t1", "t1")
     assert (lease.expires_at, lease.started_at) == (25.0, 5.0)
     lease, answer = decide(lease, beat("t1"), 9.0, LEASE)
     assert (answer.epoch, lease.expires_at, lease.started_at) == (8, 29.0, 5.0)
+    assert (answer.started_at, answer.now) == (5.0, 9.0)
+    assert (refused(lease, beat("t2"), now=9.5).started_at, refused(lease, beat("t2"), now=9.5).now) == (0.0, 9.5)
+    assert decide(lease, beat("t1", phase="ended"), 12.0, LEASE)[1].started_at == 5.0
 
 
 def test_a_second_turn_is_refused_and_changes_nothing_case_b1():
@@ -165,6 +170,92 @@ def test_a_lapsed_lease_that_nobody_took_comes_back_with_its_epoch(phase: Phase)
     assert (back.expires_at, back.started_at) == (520.0, 0.0)
 
 
+FORGETFUL = [FREE, SessionLease(epoch=3), SessionLease(epoch=3, last_turn="t0", last_replica="r2", ended=("t",))]
+
+
+@pytest.mark.parametrize("lease", FORGETFUL)
+@pytest.mark.parametrize("phase", ["running", "paused", "parked"])
+def test_a_plane_that_lost_its_memory_grants_the_same_again(lease: SessionLease, phase: Phase):
+    back, answer = decide(lease, beat("t1", phase=phase, epoch=5, epoch_floor=5, started_at=7.0), 90.0, LEASE)
+    assert (answer.admitted, answer.owner, answer.epoch, answer.started_at) == (True, "r1", 5, 7.0)
+    assert (back.owner, back.expires_at, back.epoch, back.started_at) == ("r1", 110.0, 5, 7.0)
+    held = {"running": ("t1", "t1", False), "paused": ("t1", None, False), "parked": (None, None, True)}
+    assert (back.alive, back.running, back.parked) == held[phase]
+    assert refused(back, beat("t2", "r2"), now=100.0).owner == "r1"
+    again, answer = decide(back, beat("t1", phase=phase, epoch=5, epoch_floor=5, started_at=7.0), 95.0, LEASE)
+    assert (answer.epoch, again.started_at, again.expires_at) == (5, 7.0, 115.0)
+
+
+def test_a_start_in_the_future_of_a_plane_whose_clock_began_anew_is_not_believed():
+    assert decide(FREE, beat("t1", epoch=5, started_at=900.0), 3.0, LEASE)[1].started_at == 3.0
+    assert decide(FREE, beat("t1", epoch=5), 3.0, LEASE)[1].started_at == 3.0
+
+
+@pytest.mark.parametrize("phase", ["running", "paused", "parked", "ended"])
+def test_a_renewal_that_was_overtaken_while_the_plane_forgot_is_stale(phase: Phase):
+    """A newer turn took the empty plane, ended and left no word of the old one: its epoch is past all the same."""
+    newer = after(beat("t2", "r2", epoch_floor=5), beat("t2", "r2", "ended"))
+    assert newer.epoch == 6
+    refused(newer, beat("t1", phase=phase, epoch=5, epoch_floor=5))
+    refused(newer, beat("t1", phase=phase, epoch=6, epoch_floor=6))
+    refused(FREE, beat("t1", phase=phase, epoch=5, epoch_floor=6))
+
+
+def test_an_end_beat_to_a_plane_that_forgot_leaves_a_tombstone():
+    lease = after(beat("t1", phase="ended", epoch=5))
+    assert lease == SessionLease(epoch=5, ended=("t1",))
+    refused(lease, beat("t1", epoch=5))
+    kept = after(beat("t1", phase="ended", epoch=5, seat_parked=True))
+    assert (kept.owner, kept.alive, kept.parked) == ("r1", None, True)
+
+
+def test_the_store_s_word_on_a_turn_that_comes_back_is_its_tombstone():
+    lapsed = after(beat("t1"))
+    for lease, one in (
+        (FREE, beat("t1", epoch=5)),
+        (lapsed.at(50.0), beat("t1")),
+        (lapsed.at(50.0), beat("t1", epoch=1)),
+    ):
+        assert comes_back(lease, one)
+        assert move(lease, one) is Move.TAKE
+        assert move(lease, one, turn_ended=True) is Move.REFUSE_ENDED
+    for lease, one in (
+        (FREE, beat("t1")),
+        (lapsed, beat("t1", epoch=1)),
+        (lapsed.at(50.0), beat("t2")),
+        (FREE, beat("t1", phase="parked", epoch=5)),
+        (after(beat("t1", "r2")), beat("t1", epoch=1)),
+    ):
+        assert not comes_back(lease, one)
+        assert move(lease, one, turn_ended=True) is move(lease, one)
+
+
+@pytest.mark.parametrize("phase", ["paused", "parked"])
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_what_a_turn_that_never_became_durable_took_is_given_back_in_one_step(phase: Phase, lapsed: bool):
+    before = after(beat("t1"), beat("t1", phase=phase))
+    taken = after(beat("t2", predecessor="t1"), lease=before, now=1.0)
+    refused(taken, beat("t1", phase=phase), now=2.0)
+    at = 50.0 if lapsed else 2.0
+    back, answer = decide(taken, beat("t1", phase=phase, predecessor="t2"), at, LEASE)
+    assert (answer.admitted, answer.is_current_turn, back.epoch) == (True, phase == "paused", 2)
+    assert (back.owner, back.alive, back.running) == ("r1", "t1" if phase == "paused" else None, None)
+    assert (back.parked, back.expires_at) == (phase == "parked", at + LEASE)
+    refused(back, beat("t2", predecessor="t1"), now=at)
+    refused(back, beat("t2", phase="ended"), now=at)
+    assert after(beat("t1", phase=phase), lease=back, now=at + 5).expires_at == at + 25
+    assert decide(back, beat("t3", predecessor="t1"), at, LEASE)[1].epoch == 3
+
+
+def test_only_what_the_named_turn_took_is_given_back():
+    before = after(beat("t1"), beat("t1", phase="paused"))
+    refused(after(beat("t2"), lease=before), beat("t1", phase="paused", predecessor="t9"))
+    refused(after(beat("t2"), lease=before), beat("t1", "r2", phase="paused", predecessor="t2"))
+    stood = after(beat("t1", phase="paused", predecessor="t2"), lease=before)
+    assert stood.alive == "t1"
+    refused(stood, beat("t2", predecessor="t1"))
+
+
 def test_the_same_turn_from_another_replica_gets_a_new_epoch():
     _, answer = decide(after(beat("t1")), beat("t1", "r2"), 30.0, LEASE)
     assert (answer.admitted, answer.epoch) == (True, 2)
@@ -202,6 +293,8 @@ BEATS = st.builds(
     predecessor=st.none() | TURNS,
     epoch_floor=st.integers(0, 5),
     seat_parked=st.booleans(),
+    epoch=st.just(0) | st.integers(0, 8),
+    started_at=st.sampled_from([0.0, 1.5]),
 )
 
 
@@ -219,11 +312,12 @@ class LeaseStory(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(one=BEATS)
-    def beats(self, one: Heartbeat) -> None:
+    @rule(one=BEATS, settled=st.booleans())
+    def beats(self, one: Heartbeat, settled: bool) -> None:
         before = self.lease.at(self.now)
-        chosen = move(before, one)
-        lease, answer = decide(self.lease, one, self.now, LEASE)
+        chosen = move(before, one, turn_ended=settled)
+        lease, answer = decide(self.lease, one, self.now, LEASE, turn_ended=settled)
+        assert answer.now == self.now
         if not answer.admitted:
             assert chosen in REFUSALS
             assert lease is self.lease
@@ -235,8 +329,9 @@ class LeaseStory(RuleBasedStateMachine):
         if before.running is not None and lease.running not in (None, before.running):
             assert one.predecessor == before.running, "only a hand-off that names it replaces a running turn"
         if one.phase != "running":
-            assert before.alive in (None, one.turn_id), "nothing of another turn is released"
+            assert before.alive in (None, one.turn_id) or (chosen is Move.RESTORE and before.alive == one.predecessor)
             assert lease.running is None
+        assert before.started_at in (0.0, lease.started_at) or before.last_turn != one.turn_id or lease.owner is None
         if lease.running is not None:
             self._running(one, answer)
         self.lease = lease
@@ -246,7 +341,8 @@ class LeaseStory(RuleBasedStateMachine):
         if self.holder == (one.turn_id, one.replica_id):
             assert answer.epoch >= self.granted
         else:
-            assert answer.epoch > max(self.granted, one.epoch_floor)
+            assert answer.epoch > self.granted
+            assert answer.epoch > one.epoch_floor or answer.epoch == one.epoch == one.epoch_floor
         self.holder, self.granted = (one.turn_id, one.replica_id), answer.epoch
 
     @rule(replica=REPLICAS)
@@ -255,6 +351,10 @@ class LeaseStory(RuleBasedStateMachine):
         if self.lease.owner != replica:
             assert lease is self.lease
         self.lease = lease
+
+    @rule()
+    def the_plane_forgets(self) -> None:
+        self.lease, self.holder, self.granted = FREE, None, 0
 
     @precondition(lambda self: self.lease.owner is not None)
     @rule()
