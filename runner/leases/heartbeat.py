@@ -11,6 +11,7 @@ from typing import Final
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane
+from runner.rules.story import Tell, untold
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner.leases")
@@ -45,6 +46,7 @@ class Heartbeats:
             ran out unanswered and ``rivals()`` says that another owner has become possible. For a running turn that
             is a cancel; for a parked seat its end. Its exceptions are logged.
         rivals: whether another replica could take a lapsed lease; a single replica rides an outage out (DESIGN 3.1.7).
+        tell: hears of every beat but renewals that changed nothing.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Heartbeats:
         beat_timeout_seconds: float,
         on_lost: Callable[[str, BeatAnswer], None],
         rivals: Callable[[], bool] = lambda: False,
+        tell: Tell = untold,
     ) -> None:
         self._plane = plane
         self._clock = clock
@@ -64,6 +67,7 @@ class Heartbeats:
         self._timeout = beat_timeout_seconds
         self._on_lost = on_lost
         self._rivals = rivals
+        self._tell = tell
         self._held: dict[Key, _Held] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks("heartbeats")
@@ -94,6 +98,7 @@ class Heartbeats:
         except BaseException:
             _ = self._tasks.spawn(f"give-back:{beat.turn_id}", self._retry_end(replace(beat, phase="ended")))
             raise
+        self._told(beat.phase, beat, answer)
         if answer.admitted:
             renewal = replace(beat, predecessor=None, epoch_floor=answer.epoch)
             self._renew(renewal, sent, sent + self._beat_seconds, answer.lease_seconds)
@@ -123,8 +128,10 @@ class Heartbeats:
             if beat.phase == "ended" and not self._closed:
                 _ = self._tasks.spawn(f"end:{beat.turn_id}", self._retry_end(beat))
             if isinstance(error, RunnerError):
+                self._told("unanswered", beat, None)
                 return None
             raise
+        self._told(beat.phase, beat, answer)
         if entry is not None:
             self._settle(key, entry, sent, answer)
         return answer
@@ -243,7 +250,15 @@ class Heartbeats:
 
     def _lose(self, key: Key, held: _Held, answer: BeatAnswer) -> None:
         del self._held[key]
+        self._told("lost", held.beat, answer)
         try:
             self._on_lost(held.beat.turn_id, answer)
         except Exception:
             log.exception("telling about the lost lease of turn %s failed", held.beat.turn_id)
+
+    def _told(self, event: str, beat: Heartbeat, answer: BeatAnswer | None) -> None:
+        before = {"phase": beat.phase, "predecessor": beat.predecessor}
+        after = None
+        if answer is not None:
+            after = {"admitted": answer.admitted, "owner": answer.owner, "epoch": answer.epoch}
+        self._tell((beat.project, beat.session_id), beat.turn_id, event, before, after)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from runner.rules.reuse import Parked, reuse_verdict
+from runner.rules.story import Tell, untold
 from runner.terms import SeatState
 
 Key = tuple[str, str]
@@ -77,6 +78,7 @@ class Book:
     """All seats of one replica. Only these methods change it, none awaits, each decides as a whole.
 
     ``verdicts`` and ``generations`` outlive their seats, of the ``REMEMBERED`` sessions that started one last.
+    ``tell`` hears of every move.
     """
 
     max_seats: int
@@ -85,6 +87,7 @@ class Book:
     verdicts: dict[Key, str] = field(default_factory=dict)
     generations: dict[Key, int] = field(default_factory=dict)
     forgotten: int = 0
+    tell: Tell = untold
 
     @property
     def taken(self) -> int:
@@ -112,11 +115,13 @@ class Book:
         reason = self.verdicts.get(key, "miss")
         if seat is not None:
             if seat.state is not SeatState.IDLE:
+                self.tell(key, seat.seat_id, "refused", seat.state, seat.state)
                 return Refused()
             bound = _earlier(seat.secrets_expire_at_ms, secrets_expire_at_ms)
             why = "expired" if seat.expires_at <= now else reuse_verdict(seat.facets, facets, bound, now_ms)
             if why is None:
                 seat.state, seat.turn_id, seat.start, seat.reason = SeatState.BUSY, turn_id, "hit", "hit"
+                self.tell(key, seat.seat_id, ("checkout", {"turn_id": turn_id}), SeatState.IDLE, SeatState.BUSY)
                 return Hit(seat)
             goner, reason = seat, why
         return self._book(key, seat_id, provider, facets, secrets_expire_at_ms, turn_id, goner, reason)
@@ -149,6 +154,7 @@ class Book:
                 goners.append(victim)
                 freed.append(victim.seat_id)
             if len(freed) < needed:
+                self.tell(key, seat_id, "full")
                 return Full()
             waits += [seat for seat in freed[:needed] if seat not in waits]
         if goner is not None and goner.seat_id not in waits:
@@ -159,6 +165,8 @@ class Book:
         seat.turn_id, seat.reason = turn_id, reason
         self.seats[key] = seat
         self.verdicts.pop(key, None)
+        effects = [("await_teardown", {"seat_id": torn}) for torn in waits]
+        self.tell(key, seat_id, ("book", {"turn_id": turn_id, "reason": reason}), None, SeatState.BUSY, effects)
         return Cold(seat, reason, tuple(goners), tuple(waits))
 
     def _generation(self, key: Key) -> int:
@@ -179,6 +187,7 @@ class Book:
         if seat is None or seat.state is not SeatState.AWAITING_APPROVAL:
             return None
         seat.state, seat.turn_id, seat.start, seat.reason = SeatState.BUSY, turn_id, "hit", "hit"
+        self.tell(key, seat.seat_id, ("claim", {"turn_id": turn_id}), SeatState.AWAITING_APPROVAL, SeatState.BUSY)
         return seat
 
     def park(self, seat: Seat, parked: Parked, now: float) -> None:
@@ -186,19 +195,29 @@ class Book:
         self._mine(seat)
         if seat.state is not SeatState.BUSY:
             raise BookError(f"a seat that is {seat.state} cannot be parked")
+        self.tell(
+            seat.key,
+            seat.seat_id,
+            ("park", {"turn_id": seat.turn_id, "seconds": parked.seconds}),
+            seat.state,
+            parked.state,
+        )
         seat.state, seat.parked_at, seat.expires_at = parked.state, now, now + parked.seconds
 
     def remove(self, seat: Seat, verdict: str) -> None:
         """Take the seat out of the map before its teardown starts; it stays counted until ``torn``."""
         self._mine(seat)
         del self.seats[seat.key]
+        self.tell(seat.key, seat.seat_id, ("remove", {"verdict": verdict}), seat.state, SeatState.DESTROYED)
         seat.state = SeatState.DESTROYED
         self.tearing[seat.seat_id] = seat
         self.verdicts[seat.key] = verdict
 
     def torn(self, seat_id: str) -> None:
         """The teardown is proven: the seat no longer counts."""
-        self.tearing.pop(seat_id, None)
+        seat = self.tearing.pop(seat_id, None)
+        if seat is not None:
+            self.tell(seat.key, seat_id, "torn", SeatState.DESTROYED)
 
     def holds(self, seat: Seat) -> bool:
         """Whether this very seat is still in the map."""

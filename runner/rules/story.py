@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from runner.errors import RunnerError
 from runner.rules import turn as machine
@@ -46,6 +46,22 @@ class Told(NamedTuple):
     effects: Sequence[Any] = ()
 
 
+class Tell(Protocol):
+    """Tells the moves of one kind of machine."""
+
+    def __call__(
+        self, key: Key, id: str, event: Any, before: Any = None, after: Any = None, effects: Sequence[Any] = (), /
+    ) -> None:
+        """Keep one move; see ``Told``."""
+        ...
+
+
+def untold(
+    key: Key, id: str, event: Any, before: Any = None, after: Any = None, effects: Sequence[Any] = (), /
+) -> None:
+    """For a machine that nobody listens to."""
+
+
 class TurnStory:
     """Where one turn's machine tells its moves; takes the place of ``Turn.story``."""
 
@@ -77,6 +93,16 @@ class Stories:
     def turn(self, key: Key, turn_id: str) -> TurnStory:
         """Where a turn of the session tells its moves."""
         return TurnStory(self, key, turn_id)
+
+    def teller(self, kind: Machine) -> Tell:
+        """Tells the moves of one kind of machine."""
+
+        def tell(
+            key: Key, id: str, event: Any, before: Any = None, after: Any = None, effects: Sequence[Any] = (), /
+        ) -> None:
+            self.tell(key, kind, id, event, before, after, effects)
+
+        return tell
 
     def tell(
         self,

@@ -1,11 +1,11 @@
-"""Health, readiness, the pool and the API description."""
+"""Health, readiness, the pool, a session's story and the API description."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from runner import __version__
-from runner.server.context import CALLER, CONTEXT, SAFE_HEADERS, json_answer, query
+from runner.server.context import CALLER, CONTEXT, SAFE_HEADERS, json_answer, path_id, query
 
 
 async def get_health(request: web.Request) -> web.Response:
@@ -31,6 +31,13 @@ async def get_pool(request: web.Request) -> web.Response:
     """Seats, spares and verdicts; needs the scope ``operate``."""
     query(request)
     return json_answer(request.app[CONTEXT].sessions.pool(request[CALLER]))
+
+
+async def get_story(request: web.Request) -> web.Response:
+    """``GET /v1/sessions/{session_id}/story``: the machines' recent moves."""
+    query(request)
+    session_id = path_id(request, "session_id")
+    return json_answer(await request.app[CONTEXT].sessions.story(request[CALLER], session_id))
 
 
 async def get_openapi(request: web.Request) -> web.Response:

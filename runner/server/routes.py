@@ -149,6 +149,16 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route(
         "GET",
+        f"{_SESSION}/story",
+        ops.get_story,
+        "read",
+        "readStory",
+        "What the session's machines did lately.",
+        {200: Answer("Moves, oldest first.", views.Story)},
+        (404, 410, 503),
+    ),
+    Route(
+        "GET",
         _SESSION,
         sessions.view_session,
         "read",

@@ -139,6 +139,10 @@ class Sessions(Protocol):
         """Answer a question: 200 consumed, 202 not yet confirmed."""
         ...
 
+    async def story(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        """``{"items": [moves]}``: what the session's machines did lately on this replica, oldest first."""
+        ...
+
     def pool(self, caller: Caller) -> dict[str, Any]:
         """Seats, spares and verdicts."""
         ...

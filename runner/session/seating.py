@@ -118,7 +118,9 @@ class Seating:
             turn.closed += chain.close_lost(pen, paused)
             self._end_withdrawn(paused.prompt, PromptState.FAILED)
             return None
-        machine = rules.Turn(resumes=True, phase=TurnPhase.PREPARING, stop=turn.machine.stop or StopReason.NEW_PROMPT)
+        reason = turn.machine.stop or StopReason.NEW_PROMPT
+        story = turn.services.stories.turn(turn.session.key, f"{paused.turn_id}-withdrawn")
+        machine = rules.Turn(resumes=True, phase=TurnPhase.PREPARING, stop=reason, story=story)
         driver = self._withdrawing = turn.new_driver(live, machine, pen)
         driver.questions.open.update(paused.questions)
         end = await driver.run(None, lambda: None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from runner.clock import rfc3339
 from runner.pool.pool import Pool, warm_until
+from runner.rules.story import Told, render
 from runner.session.session import LastTurn, Session
 from runner.store.port import InteractionRow, SessionRow, TurnRow
 from runner.terms import SessionState
@@ -87,3 +89,8 @@ def _last(turn: LastTurn | None) -> dict[str, Any] | None:
         "stop_reason": turn.stop_reason,
         "ended_at": rfc3339(turn.ended_at),
     }
+
+
+def story_view(moves: Sequence[Told]) -> dict[str, Any]:
+    """Moves for ``GET …/story``, oldest first, with instants."""
+    return {"items": [{**render(told), "at": rfc3339(told.at)} for told in moves]}

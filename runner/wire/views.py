@@ -171,6 +171,24 @@ class InteractionList(TypedDict):
     next_cursor: str | None
 
 
+class Move(TypedDict):
+    """One move of one machine; ``event`` and each effect are objects with a ``name`` and their details."""
+
+    at: str
+    machine: Literal["turn", "pool", "lease", "command", "interaction"]
+    id: str
+    event: dict[str, Any]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    effects: list[dict[str, Any]]
+
+
+class Story(TypedDict):
+    """The newest moves of a session's machines."""
+
+    items: list[Move]
+
+
 @with_config(_OPEN)
 class PoolView(TypedDict):
     """Seats, spares and verdicts."""

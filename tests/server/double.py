@@ -205,6 +205,11 @@ class FakeSessions:
             raise RunnerError("not_found", f"There is no interaction {interaction_id}.")
         return self.replies.get("answer", Reply(200, question(status="consumed")))
 
+    async def story(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        await self._called("story", caller, session_id)
+        begin = {"at": AT, "machine": "turn", "id": "t1", "event": {"name": "Begin"}, "before": {"phase": "admitted"}}
+        return {"items": [{**begin, "after": {"phase": "preparing"}, "effects": [{"name": "Prepare"}]}]}
+
     def pool(self, caller: Caller) -> dict[str, Any]:
         self.calls.append(("pool", caller.project, None, None))
         return {"seats": [], "spares": [], "max_seats": 64}

@@ -152,6 +152,13 @@ async def test_an_unknown_session_is_not_a_stream(http: ClientSession) -> None:
     assert (status, problem["code"]) == (404, "not_found")
 
 
+async def test_the_story_of_a_session(http: ClientSession, sessions: FakeSessions) -> None:
+    status, story = await get(http, f"{S1}/story")
+    assert (status, [item["event"] for item in story["items"]]) == (200, [{"name": "Begin"}])
+    assert sessions.calls == [("story", "default", "s1", None)]
+    assert (await get(http, "/v1/sessions/nobody/story"))[0] == 404
+
+
 async def test_the_pool(http: ClientSession) -> None:
     assert await get(http, "/v1/pool") == (200, {"seats": [], "spares": [], "max_seats": 64})
 
