@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import doctor, harness, prompt, questions, serve, sessions
+from runner.cli import doctor, harness, plane, prompt, questions, serve, sessions
 
 app = typer.Typer(
     name="acp-runner",
@@ -34,6 +34,7 @@ def acp_runner(
 
 
 app.command("serve")(serve.serve)
+app.command("plane")(plane.plane)
 app.command("prompt")(prompt.prompt)
 app.command("approve")(questions.approve)
 app.add_typer(sessions.app, name="sessions")

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -26,6 +27,19 @@ def serve(
 
     Prints one JSON line on stdout when it accepts requests; logs go to stderr.
     """
+    run(host, port, state_dir, config, with_parent=with_parent)
+
+
+def run(
+    host: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    config: Path | None,
+    *,
+    with_parent: bool = False,
+    gateway: bool = False,
+) -> NoReturn:
+    """Serve until a signal, and exit; ``gateway`` serves a plane."""
     import asyncio
 
     from runner.assembly import log_to_stderr
@@ -47,6 +61,7 @@ def serve(
                 host=settings.server.host if host is None else host,
                 port=settings.server.port if port is None else port,
                 on_ready=_announce,
+                gateway=gateway,
             )
         )
     except RunnerError as error:
