@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +30,20 @@ MIB: Final = 1024 * 1024
 def _id(text: str) -> str:
     if not valid_id(text):
         raise ValueError("must match [A-Za-z0-9_-]{1,128}")
+    return text
+
+
+def _plane_url(text: str) -> str:
+    if text and urlsplit(text).scheme not in ("redis", "rediss", "unix", "http", "https"):
+        raise ValueError("must be empty, redis://…, rediss://…, unix://… or http(s)://…")
+    return text
+
+
+def _store_url(text: str) -> str:
+    if text.startswith("postgres"):
+        raise ValueError("this value is not available in this version")
+    if text and not (text.startswith("sqlite:////") and len(text) > len("sqlite:////")):
+        raise ValueError("must be empty or sqlite:////absolute/path")
     return text
 
 
@@ -153,9 +168,12 @@ class Local(Section):
 
 
 class Leases(Section):
-    """``[leases]``: an empty url is the plane in this process."""
+    """``[leases]``: an empty url is the plane in this process; ``redis://…``; ``http(s)://…`` an ``acp-runner plane``.
 
-    url: str = ""
+    A runner shows an HTTP plane the ``[[auth.tokens]]`` entries with scope ``runner``, each for its project.
+    """
+
+    url: Annotated[str, AfterValidator(_plane_url)] = ""
     beat_seconds: Seconds = 5
     lease_seconds: Seconds = 20
     beat_timeout_seconds: Seconds = 3
@@ -169,9 +187,12 @@ class Leases(Section):
 
 
 class StoreSettings(Section):
-    """``[store]``: an empty url is SQLite in the state directory."""
+    """``[store]``: an empty url is SQLite in the state directory, or the store of an HTTP plane.
 
-    url: str = ""
+    ``sqlite:////absolute/path`` is one file that the runners of a machine share.
+    """
+
+    url: Annotated[str, AfterValidator(_store_url)] = ""
 
 
 class Records(Section):

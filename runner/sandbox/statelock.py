@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,15 @@ from runner.errors import RunnerError
 from runner.sandbox.census import kill_all
 
 REAP_SECONDS: Final = 5.0
+PROBED_TIMES: Final = 3
+PROBED_SECONDS: Final = 0.01
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 log = logging.getLogger("runner.sandbox")
+
+
+def lock_of(state_dir: Path, replica_id: str) -> Path:
+    """The lock file of a replica."""
+    return state_dir / "replicas" / f"{replica_id}.lock"
 
 
 class StateLock:
@@ -44,7 +52,7 @@ class StateLock:
             raise RunnerError("invalid_request", _refusal(state_dir))
         held = [state]
         try:
-            replica = _locked(state_dir / "replicas" / f"{replica_id}.lock")
+            replica = _locked(lock_of(state_dir, replica_id))
             if replica is None:
                 raise RunnerError("invalid_request", f"The replica {replica_id} already runs on {state_dir}.")
             held.append(replica)
@@ -69,19 +77,20 @@ class StateLock:
         os.close(state)
 
 
-def reap_leftovers(state_dir: Path, store_id: str) -> int:
+def reap_leftovers(state_dir: Path, store_id: str) -> tuple[int, list[str]]:
     """Kill what replicas of this directory left behind when they died; blocks, for boot.
 
     A replica is dead when its lock is free. Its lock file is removed once nobody of it is left.
 
     Returns:
-        How many processes were killed.
+        How many processes were killed, and the ids of the dead replicas.
     """
-    killed = 0
+    killed, dead = 0, []
     for path in sorted((state_dir / "replicas").glob("*.lock")):
-        lock = _locked(path)
+        lock = _locked_soon(path)
         if lock is None:
             continue
+        dead.append(path.stem)
         try:
             reaped = kill_all(f"{store_id}:{path.stem}:", REAP_SECONDS)
             killed += reaped.killed
@@ -91,7 +100,32 @@ def reap_leftovers(state_dir: Path, store_id: str) -> int:
                 path.unlink(missing_ok=True)
         finally:
             os.close(lock)
-    return killed
+    return killed, dead
+
+
+def _locked_soon(path: Path) -> int | None:
+    """As ``_locked``; another replica that just looks whether this one is dead holds the lock for a moment."""
+    for _ in range(PROBED_TIMES):
+        lock = _locked(path)
+        if lock is not None:
+            return lock
+        time.sleep(PROBED_SECONDS)
+    return None
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds the lock file at ``path``: its replica is provably gone. A missing file proves nothing."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _locked(path: Path) -> int | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from runner.errors import RunnerError
 from runner.leases.port import BeatAnswer
 from runner.rules import admission
 from runner.session.context import TurnContext
 from runner.session.outbox import Batch
+from runner.session.reconcile import close_session
 from runner.store.port import Admission
 from runner.terms import EventType
 
@@ -16,36 +18,91 @@ if TYPE_CHECKING:
     from runner.session.run import TurnRun
 
 
+class Overtaken(Exception):
+    """Another replica admitted the same prompt since it was looked up: look again, and attach."""
+
+
 async def admit(run: TurnRun, turn: TurnContext) -> bool:
     """Ask the plane, then make the turn durable; False when it was refused: then nothing was written or touched.
 
     Raises:
-        RunnerError: ``plane_unavailable``, ``store_unavailable``: nothing is held any more.
+        RunnerError: ``plane_unavailable``, ``store_unavailable``, ``session_ended``: nothing is held any more.
+        Overtaken: likewise.
     """
     session, services = turn.session, turn.services
-    answer = await services.beats.first(turn.beat("running"))
+    answer = await _first_beat(turn)
     busy = services.pool.busy(session.key) or session.current is not None
     gone = turn.resumes is not None and session.paused is not turn.resumes
     verdict = admission.first_answer(admitted=answer.admitted, locally_busy=busy, chain_gone=gone)
     if verdict is admission.Verdict.REFUSED:
         if answer.admitted:
-            await services.beats.end(turn.beat("ended", parked=services.pool.live(session.key) is not None))
+            await _give_back(turn)
         return False
     session.current = run
-    if session.effective is not run.based_on:
-        # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
-        turn.effective = turn.merge(session.effective)
     stored = False
     try:
+        written = await _catch_up(turn, answer) if services.owners.shared else 0
+        if session.effective is not run.based_on:
+            # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
+            turn.effective = turn.merge(session.effective)
         _mark_early(turn)
-        stored = await _make_durable(turn, answer)
+        stored = await _make_durable(turn, answer, written)
     finally:
         if not stored:
             session.current = None
-            await services.beats.end(turn.beat("ended", parked=services.pool.live(session.key) is not None))
+            await _give_back(turn)
     if stored:
         _accept(turn)
     return stored
+
+
+async def _first_beat(turn: TurnContext) -> BeatAnswer:
+    """The plane's answer; of an owner that is provably gone the session is taken over (DESIGN 3.1.7, 3.1.10)."""
+    services, owners = turn.services, turn.services.owners
+    beat = turn.beat("running")
+    try:
+        answer = await services.beats.first(beat)
+    except RunnerError:
+        if not owners.shared or services.settings.leases.on_unreachable != "open":
+            raise
+        if turn.session.unfinished is not None:
+            # Nobody can say whether that turn's replica is alive.
+            return BeatAnswer(False, False, turn.session.unfinished.replica_id, 0, 0.0)
+        return services.beats.unfenced(beat)
+    if not answer.admitted and answer.owner is not None and await owners.gone(answer.owner):
+        return await services.beats.first(turn.beat("running"))
+    return answer
+
+
+async def _give_back(turn: TurnContext) -> None:
+    parked = turn.services.pool.live(turn.session.key) is not None
+    await turn.services.beats.end(turn.beat("ended", parked=parked))
+
+
+async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> int:
+    """Read the session again where another replica had it since, and end the turn that it left open.
+
+    The lease is held, so nobody else writes now.
+
+    Returns:
+        How many records were written in the granted epoch.
+    """
+    session, services = turn.session, turn.services
+    if answer.epoch == session.head.epoch + 1 and session.unfinished is None:
+        return 0
+    await services.reload(session)
+    if session.head.epoch >= answer.epoch:
+        raise RunnerError("plane_unavailable", "The lease plane had forgotten this session. Try again.", retry_after=1)
+    written = 0
+    if session.unfinished is not None:
+        written = await close_session(services.store, services.clock, session.key, session.unfinished, answer.epoch)
+        await services.reload(session)
+    prompt = turn.prompt
+    if prompt is not None and turn.resumes is None:
+        known = await services.store.prompt(session.project, session.session_id, prompt.prompt_id)
+        if known is not None:
+            raise Overtaken
+    return written
 
 
 def _mark_early(turn: TurnContext) -> None:
@@ -55,24 +112,24 @@ def _mark_early(turn: TurnContext) -> None:
         live.mark(turn.turn_id)
 
 
-async def _make_durable(turn: TurnContext, answer: BeatAnswer) -> bool:
+async def _make_durable(turn: TurnContext, answer: BeatAnswer, written: int) -> bool:
     session = turn.session
     if session.outbox.owes_endings:
         await session.outbox.flush()
     session.learn_secrets(turn.effective.secrets.values())
     turn.journal.redactor = session.redactor
     async with session.outbox.writing:
-        return await _insert(turn, answer)
+        return await _insert(turn, answer, written)
 
 
-async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
+async def _insert(turn: TurnContext, answer: BeatAnswer, written: int) -> bool:
     session, outbox, head = turn.session, turn.session.outbox, turn.session.head
     if session.paused is not None:
         # Until this turn is admitted or not, nobody else may write: the agent's words wait in its inbox.
         session.paused.live.inbox.on_items = None
     before, busy_before = (head.epoch, head.n), session.busy
     earlier = outbox.take()
-    head.epoch, head.n, turn.epoch = answer.epoch, 0, answer.epoch
+    head.epoch, head.n, turn.epoch = answer.epoch, written, answer.epoch
     turn.journal.hold()
     _announce(turn)
     records = [*earlier.records, *outbox.take().records]

@@ -96,7 +96,7 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
         ending = _ending(turn, end, result)
         written = await _write(turn, ending)
     if written is False:
-        log.error("turn %s had already ended; its ending was dropped", turn.turn_id)
+        await session.outbox.set_aside(ending)
         turn.journal.discard()
         return result
     if written is None:

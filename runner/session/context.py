@@ -72,7 +72,7 @@ class TurnContext:
             self.resumes.turn_id if self.resumes is not None and phase == "running" else None,
             session.head.epoch,
             parked,
-            self.services.settings.server.advertise_url,
+            self.services.owners.me.advertise_url,
         )
 
     def turn_row(

@@ -15,6 +15,7 @@ from runner.leases.port import BeatAnswer, Heartbeat
 from runner.rules import admission
 from runner.rules.pool import Key
 from runner.session import views
+from runner.session.admit import Overtaken
 from runner.session.commands import Commands
 from runner.session.effective import Effective, merged
 from runner.session.ending import refused_result
@@ -76,6 +77,13 @@ class Coordinator:
     ) -> PromptHandle:
         """See ``session.port.Sessions.dispatch``."""
         key = self._key(caller, session_id)
+        while True:
+            try:
+                return await self._dispatch(caller, key, request, keep_on_disconnect)
+            except Overtaken:
+                continue
+
+    async def _dispatch(self, caller: Caller, key: Key, request: DispatchRequest, keep: bool) -> PromptHandle:
         blocks = request.blocks()
         digest = content_digest(blocks)
         session = await self._registry.open(key)
@@ -89,7 +97,8 @@ class Coordinator:
         try:
             if not self.has_capacity():
                 raise self.at_capacity()
-            run = self._new_run(caller, session, request, blocks, digest, keep_on_disconnect)
+            session = self._registry.again(session)
+            run = self._new_run(caller, session, request, blocks, digest, keep)
         except RunnerError:
             self._registry.forget(session)
             raise
@@ -223,6 +232,7 @@ class Coordinator:
             await provider.remove(session.project, session.session_id)
         session.remains = False
         self._services.pool.book.forget(session.key)
+        self._services.stories.forget(session.key)
         return Reply(200, {"session_id": session.session_id, "state": session.state.value})
 
     async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:
@@ -274,6 +284,11 @@ class Coordinator:
             await self._registry.existing(self._key(caller, session_id))
         rows = await self._services.store.interactions(caller.project, session_id, status)
         return {"items": [desk.view(row) for row in rows], "next_cursor": None}
+
+    async def story(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        """See ``session.port.Sessions.story``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        return views.story_view(self._services.stories.of(session.key))
 
     def pool(self, caller: Caller) -> dict[str, Any]:
         """See ``session.port.Sessions.pool``."""
@@ -331,7 +346,16 @@ class Coordinator:
         for session in self._registry.all():
             live = self._services.pool.live(session.key)
             if live is not None and not session.taken and live.seat.turn_id == turn_id:
+                if session.paused is not None and session.paused.live is live:
+                    # The chain is its new owner's now: nothing of it is written here any more.
+                    session.paused, session.busy = None, False
                 self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
+
+    def stale(self, session: Session) -> None:
+        """The store set records of the session aside: its turn here counts for nothing any more (DESIGN 3.9)."""
+        if session.current is not None:
+            error = RunnerError("superseded", "Another replica has taken the session over.")
+            session.current.stop(StopReason.LEASE_LOST, error)
 
     async def drain(self, seconds: float) -> None:
         """Stop admitting, let turns finish for ``seconds``, then settle the rest (case M4)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -52,6 +52,8 @@ class Outbox:
         self._endings: list[Ending] = []
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
+        self.on_stale: Callable[[], None] | None = None
+        """Called when the store says that somebody else writes the session now."""
 
     @property
     def empty(self) -> bool:
@@ -159,12 +161,24 @@ class Outbox:
             if written:
                 await self._one_by_one(ending.records)
         if not written:
-            log.error("turn %s had already ended; its ending was dropped", ending.turn.turn_id)
+            await self.set_aside(ending)
+
+    async def set_aside(self, ending: Ending) -> None:
+        """Somebody else wrote the turn's one ending: these records are kept where no reader sees them (DESIGN 3.9)."""
+        log.error("turn %s had already ended; its ending was dropped", ending.turn.turn_id)
+        try:
+            await self._store.quarantine(ending.records, "ended_otherwise", ending.turn.ended_at or 0)
+        except RunnerError as error:
+            log.error("records of turn %s are lost: %s", ending.turn.turn_id, error)
 
     async def _append(self, batch: Batch) -> None:
         questions, prompts = list(batch.questions.values()), list(batch.prompts.values())
         try:
-            await self._store.append(batch.records, questions, prompts)
+            appended = await self._store.append(batch.records, questions, prompts)
+            if appended.quarantined:
+                log.error("%d records of %s came too late", appended.quarantined, self._name)
+                if self.on_stale is not None:
+                    self.on_stale()
         except RunnerError as error:
             if error.code != "internal":
                 raise

@@ -26,14 +26,15 @@ log = logging.getLogger("runner.session")
 async def reconcile(store: Store, clock: Clock) -> int:
     """End every turn that has no ending as ``lost``; how many there were. Nothing runs yet when this is called.
 
-    Questions expire: their agent died with its replica. Prompts and tool calls that were open on them have failed.
+    Questions expire where their chain died with its replica; those of a paused chain wait on: an answer resumes it.
     """
     turns = await store.open_turns()
     for turn in turns:
-        await _close(store, clock, (turn.project, turn.session_id), turn)
+        await close_session(store, clock, (turn.project, turn.session_id), turn)
+    waiting = {(turn.project, turn.session_id) for turn in await store.paused_turns()}
     asked = {(row.project, row.session_id) for row in await _open_questions(store)}
-    for key in asked:
-        await _close(store, clock, key, None)
+    for key in asked - waiting:
+        await close_session(store, clock, key, None)
     return len(turns)
 
 
@@ -53,11 +54,16 @@ async def _open_questions(store: Store) -> list[InteractionRow]:
     ]
 
 
-async def _close(store: Store, clock: Clock, key: Key, turn: TurnRow | None) -> None:
+async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | None, epoch: int | None = None) -> int:
+    """Write every ending that a session lacks, in ``epoch`` (granted to the caller; None: nobody else writes).
+
+    Returns:
+        How many records it wrote there, 0 when somebody else ended the turn first.
+    """
     session = await store.session(*key)
     if session is None:
         log.error("session %s has no row", key[1])
-        return
+        return 0
     head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
     folded = []
     async for rows in pages(store, key, None):
@@ -73,25 +79,25 @@ async def _close(store: Store, clock: Clock, key: Key, turn: TurnRow | None) -> 
         open_now.prompts[turn.prompt_id] = None
     if open_now.context:
         session = replace(session, agent_state={**session.agent_state, "has_context": True})
-    closing = _Closing(session, head[0] + 1, clock.now_ms(), turn)
+    closing = _Closing(session, head[0] + 1 if epoch is None else epoch, clock.now_ms(), turn)
     closing.write(open_now, questions)
     prompts = [known for name in open_now.prompts if (known := await store.prompt(*key, name)) is not None]
-    await _save(store, closing, questions, prompts)
+    return len(closing.records) if await _save(store, closing, questions, prompts) else 0
 
 
-async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> None:
+async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> bool:
     turn, records = closing.turn, closing.records
     failed = [replace(row, state=PromptState.FAILED) for row in prompts]
     head = replace(closing.session, head_epoch=closing.epoch, head_n=len(records), updated_at=closing.at)
     if turn is None:
         await store.append(records, questions, failed)
         await store.save_session(head)
-        return
+        return True
     result = _result(turn)
     own = next((replace(row, result=result) for row in failed if row.prompt_id == turn.prompt_id), None)
     others = [row for row in failed if row.prompt_id != turn.prompt_id]
     ended = replace(turn, outcome=Outcome.LOST, ended_at=closing.at, result=result)
-    await store.end(Ending(head, ended, own, questions, records, others))
+    return await store.end(Ending(head, ended, own, questions, records, others))
 
 
 @dataclass(slots=True)

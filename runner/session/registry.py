@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from runner.rules.pool import Key
 from runner.session.effective import restored
 from runner.session.reconcile import newest_cursor
 from runner.session.session import LastTurn, Session
-from runner.store.port import SessionRow, Store
+from runner.store.port import SessionRow, Store, TurnRow
 from runner.tasks import Tasks
 from runner.turn.live import LiveSeat
 
@@ -25,9 +25,25 @@ KEPT: Final = 2000
 
 
 class Registry:
-    """Maps (project, session) to its one object in this process."""
+    """Maps (project, session) to its one object in this process.
 
-    def __init__(self, store: Store, clock: Clock, tasks: Tasks, pool: Pool[LiveSeat], settings: Settings) -> None:
+    ``shared``: other replicas serve the same store; what is remembered then counts only while this one holds the session.
+    ``on_stale``: told of a session whose records the store set aside, for another replica writes it now.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        tasks: Tasks,
+        pool: Pool[LiveSeat],
+        settings: Settings,
+        *,
+        shared: bool,
+        on_stale: Callable[[Session], None],
+    ) -> None:
+        self._on_stale = on_stale
+        self._shared = shared
         self._store = store
         self._clock = clock
         self._tasks = tasks
@@ -60,7 +76,7 @@ class Registry:
             RunnerError: ``store_unavailable``.
         """
         session = self._sessions.get(key)
-        if session is not None:
+        if session is not None and (not self._shared or self.holds(key)):
             self._sessions.move_to_end(key)
             return session
         loading = self._loading.get(key)
@@ -68,6 +84,14 @@ class Registry:
             loading = self._loading[key] = self._tasks.spawn(f"load {key[1]}", self._load(key))
             loading.add_done_callback(lambda _: self._loading.pop(key, None))
         return await asyncio.shield(loading)
+
+    def holds(self, key: Key) -> bool:
+        """Whether this replica has a turn, a paused chain or a warm seat of the session: then nobody else writes it."""
+        session = self._sessions.get(key)
+        if session is None:
+            return False
+        paused = session.paused is not None and session.paused.live is not None
+        return session.taken or paused or self._pool.live(key) is not None
 
     async def existing(self, key: Key) -> Session:
         """As ``find``, with ``not_found`` and ``session_ended`` as errors."""
@@ -106,17 +130,44 @@ class Registry:
         return session
 
     async def _load(self, key: Key) -> Session | None:
+        known = self._sessions.get(key)
+        if known is not None and not known.outbox.empty:
+            await known.outbox.flush()
         row = await self._store.session(*key)
         if row is None:
-            return None
+            return known
         last = await self._store.last_turn(*key)
         head_epoch, head_n = await newest_cursor(self._store, row)
+        row = replace(row, head_epoch=head_epoch, head_n=head_n)
         known = self._sessions.get(key)
-        if known is not None:
+        if known is not None and (not self._shared or self.holds(key) or not known.outbox.empty):
             return known
-        session = self._add(replace(row, head_epoch=head_epoch, head_n=head_n))
-        session.last_turn = LastTurn.of(last)
+        session = self._renewed(known, row, last) if known is not None else self._add(row)
+        self._take_last(session, last)
         return session
+
+    async def reload(self, session: Session) -> None:
+        """Read a session again that this replica was just granted: another one may have had it since it was read.
+
+        Raises:
+            RunnerError: ``store_unavailable``, ``session_ended``.
+        """
+        row = await self._store.session(*session.key)
+        if row is None:
+            return
+        last = await self._store.last_turn(*session.key)
+        head_epoch, head_n = await newest_cursor(self._store, row)
+        self._take_last(self._renewed(session, replace(row, head_epoch=head_epoch, head_n=head_n), last), last)
+        if session.ended_at is not None:
+            raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
+
+    def _renewed(self, session: Session, row: SessionRow, last: TurnRow | None) -> Session:
+        session.refresh(row, restored(row.config, self.vault, self.limits), LastTurn.of(last))
+        return session
+
+    def _take_last(self, session: Session, last: TurnRow | None) -> None:
+        session.last_turn = LastTurn.of(last)
+        session.unfinished = last if last is not None and last.outcome is None else None
 
     def _add(self, row: SessionRow) -> Session:
         self._let_go()
@@ -131,6 +182,7 @@ class Registry:
             buffer_bytes=self._settings.server.reader_buffer_bytes,
         )
         session.learn_secrets(effective.secrets.values())
+        session.outbox.on_stale = lambda: self._on_stale(session)
         self._sessions[session.key] = session
         return session
 

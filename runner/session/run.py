@@ -11,7 +11,7 @@ from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules import turn as rules
 from runner.rules.limits import SENTENCES
-from runner.session.admit import admit
+from runner.session.admit import Overtaken, admit
 from runner.session.closing import close_turn
 from runner.session.context import TurnContext
 from runner.session.effective import Effective
@@ -52,7 +52,7 @@ class TurnRun:
         loop = asyncio.get_running_loop()
         self.turn_id = turn_id
         self.prompt = prompt
-        self.machine = rules.Turn(resumes=resumes is not None)
+        self.machine = rules.Turn(resumes=resumes is not None, story=services.stories.turn(session.key, turn_id))
         self.admitted: asyncio.Future[bool] = loop.create_future()
         self.ended: asyncio.Future[rules.End] = loop.create_future()
         self._turn = TurnContext(
@@ -165,7 +165,7 @@ class TurnRun:
         self._over(end, result)
 
     def _not_admitted(self, error: Exception) -> None:
-        if not isinstance(error, RunnerError):
+        if not isinstance(error, (RunnerError, Overtaken)):
             log.error("turn %s could not be admitted", self.turn_id, exc_info=error)
             error = RunnerError("internal", "The runner failed before the turn was admitted.")
         if not self.admitted.done():

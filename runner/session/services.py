@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from runner.leases.heartbeat import Heartbeats
 from runner.pool.pool import Pool
 from runner.rules import permission
 from runner.rules.reuse import Windows
+from runner.rules.story import Stories
+from runner.session.owners import Owners
 from runner.session.provision import Provisioner
 from runner.store.port import InteractionRow, Store
 from runner.tasks import Tasks
@@ -35,8 +37,12 @@ class Services:
     provisioner: Provisioner
     settings: Settings
     tasks: Tasks
+    stories: Stories
     windows: Mapping[str, Windows]
     on_paused: Callable[[Session], None]
+    owners: Owners
+    reload: Callable[[Session], Awaitable[None]]
+    """Reads a session again that was just granted to this replica; ``Registry.reload``."""
 
 
 @dataclass(frozen=True, slots=True)

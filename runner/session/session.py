@@ -97,6 +97,8 @@ class Session:
         self.starting: dict[str, TurnRun] = {}
         self.paused: Paused | None = None
         self.last_turn: LastTurn | None = None
+        self.unfinished: TurnRow | None = None
+        """The newest turn where it has no ending: its replica may be gone."""
         self.busy = False
         self.over = row.ended_at is not None
         """The end of the session is durable."""
@@ -190,6 +192,23 @@ class Session:
             for value in list(self._secrets)[:-KEPT_SECRETS]:
                 del self._secrets[value]
             self.redactor = Redactor(self._secrets)
+
+    def refresh(self, row: SessionRow, effective: Effective, last: LastTurn | None) -> None:
+        """Become what the store says, ``row`` with the newest head: another replica had the session meanwhile.
+
+        Secret values that are known here stay where the configuration did. Readers go on by their cursors.
+        """
+        if (row.head_epoch, row.head_n) != (self.head.epoch, self.head.n):
+            self.head.epoch, self.head.n = row.head_epoch, row.head_n
+            self.log.restart()
+            self.log_since = (row.head_epoch, row.head_n)
+            for prompt_id in [name for name, prompt in self.prompts.items() if prompt.result.done()]:
+                del self.prompts[prompt_id]
+        self.updated_at, self.ended_at, self.over = row.updated_at, row.ended_at, row.ended_at is not None
+        self.agent_state, self.usage = dict(row.agent_state), dict(row.usage)
+        if effective.config != self.effective.config:
+            self.effective = effective
+        self.last_turn = last
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,15 @@ class SessionLog:
             self._large.clear()
             self._bytes = 0
 
+    def restart(self) -> None:
+        """Begin anew: the past went on elsewhere, so every reader is cut and comes back by its cursor."""
+        self._base += len(self._chunks) + 1
+        self._chunks.clear()
+        self._large.clear()
+        self._bytes = 0
+        self._dropped = False
+        self.wake()
+
     @property
     def end(self) -> int:
         """Position behind the newest chunk."""
@@ -143,7 +152,7 @@ class SessionLog:
     def chunk(self, position: int) -> Chunk | None:
         """The chunk at a position; None when it is still to come. ``LogCut`` when it is gone."""
         if position < self._base:
-            raise LogCut("This reader was too slow; read on from its last cursor.")
+            raise LogCut("What comes next is not kept here; read on from your last cursor.")
         index = position - self._base
         return self._chunks[index] if index < len(self._chunks) else None
 

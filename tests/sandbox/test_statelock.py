@@ -14,7 +14,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.sandbox.census import scan
-from runner.sandbox.statelock import StateLock, reap_leftovers
+from runner.sandbox.statelock import StateLock, is_free, reap_leftovers
 from tests.sandbox import bed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,14 +139,14 @@ async def test_leftovers_of_a_dead_replica_are_reaped_and_a_live_one_s_are_not(
     others = {replica: set(pids(store_id, replica)) for replica in ("rep_live", "rep_far")}
     assert pids(store_id, "rep_dead")
     assert all(others.values())
-    assert reap_leftovers(tmp_path, store_id) >= 2
+    assert reap_leftovers(tmp_path, store_id)[0] >= 2
     assert pids(store_id, "rep_dead") == []
     assert {replica: set(pids(store_id, replica)) >= {pid} for replica, pid in agents(live, far).items()} == {
         "rep_live": True,
         "rep_far": True,
     }
     assert [path.name for path in (tmp_path / "replicas").iterdir()] == ["rep_live.lock"]
-    assert reap_leftovers(tmp_path, store_id) == 0
+    assert reap_leftovers(tmp_path, store_id)[0] == 0
 
 
 def agents(live: Replica, far: Replica) -> dict[str, int]:
@@ -163,11 +163,21 @@ async def test_leftovers_of_another_store_are_left_alone(start: Start, tmp_path:
     dead.kill()
     await bed.until(lambda: bed.state(dead.init_pid) in "XZ", "the end of the init")
     (tmp_path / "replicas" / "rep_dead.lock").rename(tmp_path / "kept.lock")
-    assert reap_leftovers(tmp_path, store_id) == 0
+    assert reap_leftovers(tmp_path, store_id)[0] == 0
     (tmp_path / "kept.lock").rename(tmp_path / "replicas" / "rep_dead.lock")
-    assert reap_leftovers(tmp_path, "another_store") == 0
+    assert reap_leftovers(tmp_path, "another_store")[0] == 0
     assert pids(store_id, "rep_dead")
 
 
+def test_a_lock_tells_that_its_replica_is_gone_case_m1(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "replicas" / "rep_1.lock"
+    assert not is_free(path), "a missing file proves nothing"
+    replica = start(tmp_path, "rep_1")
+    assert not is_free(path)
+    replica.kill()
+    assert is_free(path)
+    assert is_free(path), "looking takes nothing"
+
+
 def test_a_directory_never_served_has_no_leftovers(tmp_path: Path) -> None:
-    assert reap_leftovers(tmp_path / "new", "store_1") == 0
+    assert reap_leftovers(tmp_path / "new", "store_1") == (0, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
+from runner.leases.port import ReplicaInfo
 from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
@@ -147,7 +149,13 @@ class Bed:
 
     @classmethod
     async def make(
-        cls, *, settings: dict[str, Any] | None = None, store: Any = None, plane: Any = None, replica_id: str = "rep_1"
+        cls,
+        *,
+        settings: dict[str, Any] | None = None,
+        store: Any = None,
+        plane: Any = None,
+        replica_id: str = "rep_1",
+        proven_dead: Callable[[ReplicaInfo], bool] | None = None,
     ) -> Bed:
         """A replica over doubles that suspend like real ones; what an earlier one left in ``store`` is reconciled."""
         provider = FakeProvider()
@@ -161,6 +169,7 @@ class Bed:
             providers={"local": provider},
             clock=LoopClock(),
             ids=CountingIds("" if replica_id == "rep_1" else f"{replica_id}_"),
+            proven_dead=proven_dead,
         )
         return cls(replica, provider, store)
 

@@ -1,0 +1,89 @@
+"""Which lease plane and which store the settings ask for (DESIGN 1, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from runner.clock import Clock
+from runner.config import Settings
+from runner.errors import RunnerError
+from runner.leases.memory import MemoryLeasePlane
+from runner.leases.port import LeasePlane
+from runner.store.port import Store
+from runner.store.sqlite import SqliteStore
+
+SQLITE: Final = "sqlite:///"
+MaySpool = Callable[[str, str, str], bool]
+
+
+def is_http(settings: Settings) -> bool:
+    """Whether leases are an ``acp-runner plane``'s: then so is the store."""
+    return settings.leases.url.startswith("http")
+
+
+async def open_plane(settings: Settings, clock: Clock, store: Store) -> LeasePlane:
+    """The lease plane of ``[leases] url``.
+
+    Raises:
+        RunnerError: ``invalid_request``: a package or a token that it needs is missing.
+    """
+    lease = settings.leases
+    if not lease.url:
+        return MemoryLeasePlane(clock, lease.lease_seconds)
+    if is_http(settings):
+        from runner.leases.http import HttpLeasePlane
+
+        return HttpLeasePlane(lease.url, runner_tokens(settings), timeout_seconds=lease.beat_timeout_seconds)
+    from runner.leases.redis import RedisLeasePlane
+
+    async def has_ended(project: str, session_id: str, turn_id: str) -> bool:
+        turn = await store.turn(project, session_id, turn_id)
+        return turn is not None and turn.outcome is not None
+
+    return RedisLeasePlane(
+        lease.url,
+        lease_seconds=lease.lease_seconds,
+        clock=clock,
+        timeout_seconds=lease.beat_timeout_seconds,
+        has_ended=has_ended,
+    )
+
+
+async def open_store(settings: Settings, state_dir: Path, clock: Clock, may_spool: MaySpool) -> Store:
+    """The store of ``[store] url``.
+
+    Args:
+        may_spool: whether what a turn writes may wait on this machine while a remote store is unreachable.
+
+    Raises:
+        RunnerError: ``store_unavailable``, ``invalid_request``.
+    """
+    if settings.store.url:
+        return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+    if not is_http(settings):
+        return await SqliteStore.open(state_dir / "store.sqlite3")
+    from runner.store.http import HttpStore
+    from runner.store.spool import SpooledStore
+
+    remote = HttpStore(settings.leases.url, runner_tokens(settings))
+    return await SpooledStore.open(remote, state_dir / "spool.sqlite3", clock, may_spool=may_spool)
+
+
+def runner_tokens(settings: Settings) -> dict[str, str]:
+    """Project to the token with scope ``runner`` that this runner shows the plane.
+
+    Raises:
+        RunnerError: ``invalid_request`` when there is none.
+    """
+    tokens = {
+        token.project: token.token.get_secret_value() for token in settings.auth.tokens if "runner" in token.scopes
+    }
+    if not tokens:
+        raise RunnerError(
+            "invalid_request",
+            "[leases] url names a plane, so [[auth.tokens]] needs an entry with scope runner that the plane knows too.",
+            field="auth.tokens",
+        )
+    return tokens

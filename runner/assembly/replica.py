@@ -1,0 +1,251 @@
+"""Puts one replica together from the settings, and takes it apart again (DESIGN 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from runner import __version__
+from runner.acp.answers import PROTOCOL_VERSION
+from runner.clock import Clock, SystemClock
+from runner.config import Settings
+from runner.errors import RunnerError
+from runner.harness.catalogue import Catalogue
+from runner.ids import Ids
+from runner.leases.heartbeat import Heartbeats
+from runner.leases.memory import MemoryLeasePlane
+from runner.leases.port import BeatAnswer, LeasePlane, ReplicaInfo
+from runner.pool.pool import Pool
+from runner.resources import resource_path
+from runner.rules.pool import Book
+from runner.rules.reuse import Windows
+from runner.rules.story import Stories
+from runner.sandbox.local import LocalProvider
+from runner.sandbox.port import Provider
+from runner.sandbox.statelock import is_free, lock_of
+from runner.session.coordinator import Coordinator
+from runner.session.owners import Owners
+from runner.session.provision import Provisioner
+from runner.session.reconcile import reconcile
+from runner.session.registry import Registry
+from runner.session.services import Services
+from runner.session.session import Session
+from runner.store.port import Store
+from runner.tasks import Tasks
+from runner.turn.live import LiveSeat
+
+log = logging.getLogger("runner")
+ISOLATION: Final = "none"
+TEARDOWN_SECONDS: Final = 15.0
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(slots=True)
+class Replica:
+    """The parts of one runner process below its HTTP server."""
+
+    replica_id: str
+    settings: Settings
+    coordinator: Coordinator
+    services: Services
+    plane: LeasePlane
+    providers: dict[str, Provider]
+
+    def reachable_at(self, url: str) -> None:
+        """Tell the others where this replica is reached, unless ``[server] advertise_url`` says so already."""
+        owners = self.services.owners
+        if owners.me.advertise_url is None:
+            owners.me = replace(owners.me, advertise_url=url)
+        if owners.shared:
+            self.services.beats.announce(owners.me)
+
+    async def close(self) -> None:
+        """Drain, tear every sandbox down, release leases; in this order, each bounded."""
+        await self.coordinator.drain(self.settings.turn.drain_seconds)
+        if not await self.services.pool.close(TEARDOWN_SECONDS):
+            log.error("some sandboxes could not be proven gone")
+        await self.services.tasks.close()
+        await self.services.beats.close()
+        try:
+            async with asyncio.timeout(self.settings.leases.beat_timeout_seconds):
+                await self.plane.release_replica(self.replica_id)
+        except (RunnerError, TimeoutError) as error:
+            log.warning("leases are left to run out: %s", error)
+        for provider in self.providers.values():
+            await provider.close()
+        await self.plane.close()
+        await self.services.store.close()
+
+
+async def build(
+    settings: Settings,
+    *,
+    state_dir: Path,
+    replica_id: str,
+    store: Store,
+    plane: LeasePlane | None = None,
+    providers: dict[str, Provider] | None = None,
+    clock: Clock | None = None,
+    ids: Ids | None = None,
+    proven_dead: Callable[[ReplicaInfo], bool] | None = None,
+) -> Replica:
+    """A replica that is ready to admit turns.
+
+    Without other replicas, what an earlier one left open in the store has got its ending; else ``Owners`` sees to it.
+
+    Args:
+        proven_dead: whether another replica is provably gone; None looks at lock files of this machine.
+    """
+    clock = clock or SystemClock()
+    if plane is None:
+        plane = MemoryLeasePlane(clock, settings.leases.lease_seconds)
+    if providers is None:
+        providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
+    if not plane.shared:
+        await _end_leftovers(store, clock)
+    tasks = Tasks("sessions")
+    calls = _Calls()
+    stories = Stories(clock.now_ms)
+    pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
+    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale)
+    provisioner = _provisioner(settings, state_dir, providers, clock)
+    services = Services(
+        replica_id=replica_id,
+        clock=clock,
+        ids=ids or Ids(),
+        store=store,
+        beats=_heartbeats(settings, plane, clock, calls, stories),
+        pool=pool,
+        provisioner=provisioner,
+        settings=settings,
+        tasks=tasks,
+        stories=stories,
+        windows={name: windows_of(settings, name) for name in providers},
+        on_paused=calls.paused,
+        owners=Owners(
+            me_of(settings, state_dir, replica_id, clock),
+            plane,
+            store,
+            clock,
+            holds=registry.holds,
+            proven_dead=proven_dead or proven_by_lock,
+            lost_after_seconds=settings.records.lost_after_seconds,
+        ),
+        reload=registry.reload,
+    )
+    calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
+    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers)
+    if plane.shared:
+        services.beats.announce(services.owners.me)
+        tasks.spawn("watch replicas", services.owners.watch())
+        await plane.listen(replica_id, calls.coordinator.note)
+    return replica
+
+
+class _Calls:
+    """What the parts below tell the coordinator, which is made after them."""
+
+    coordinator: Coordinator
+
+    def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
+        self.coordinator.lease_lost(turn_id, answer)
+
+    def seat_removed(self, live: LiveSeat, verdict: str) -> None:
+        self.coordinator.seat_removed(live, verdict)
+
+    def paused(self, session: Session) -> None:
+        self.coordinator.paused(session)
+
+    def stale(self, session: Session) -> None:
+        self.coordinator.stale(session)
+
+
+def _heartbeats(settings: Settings, plane: LeasePlane, clock: Clock, calls: _Calls, stories: Stories) -> Heartbeats:
+    lease = settings.leases
+    return Heartbeats(
+        plane,
+        clock,
+        beat_seconds=lease.beat_seconds,
+        beat_timeout_seconds=lease.beat_timeout_seconds,
+        on_lost=calls.lease_lost,
+        rivals=lambda: plane.shared,
+        tell=stories.teller("lease"),
+    )
+
+
+def me_of(settings: Settings, state_dir: Path, replica_id: str, clock: Clock) -> ReplicaInfo:
+    """This replica as the others will know it."""
+    return ReplicaInfo(
+        replica_id,
+        settings.server.advertise_url,
+        BOOT_ID.read_text().strip(),
+        str(lock_of(state_dir.absolute(), replica_id)),
+        clock.now_ms(),
+    )
+
+
+def proven_by_lock(info: ReplicaInfo) -> bool:
+    """Whether a replica of this boot of this machine has given its lock back, as the kernel does at its death."""
+    return info.host == BOOT_ID.read_text().strip() and info.lock is not None and is_free(Path(info.lock))
+
+
+def _provisioner(settings: Settings, state_dir: Path, providers: dict[str, Provider], clock: Clock) -> Provisioner:
+    return Provisioner(
+        catalogue=Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir),
+        providers=providers,
+        recipes=recipes(),
+        settings=settings,
+        state_dir=state_dir,
+        clock=clock,
+    )
+
+
+async def _end_leftovers(store: Store, clock: Clock) -> None:
+    lost = await reconcile(store, clock)
+    if lost:
+        log.warning("%d turns of an earlier runner were ended as lost", lost)
+
+
+def windows_of(settings: Settings, provider: str) -> Windows:
+    """How long seats of a provider stay warm, as the rules read it."""
+    numbers = settings.pool.windows(provider)
+    return Windows(numbers.idle_seconds, numbers.approval_seconds, numbers.stopped_seconds)
+
+
+def recipes() -> frozenset[str]:
+    """Names of the recipes that a dispatch may ask for."""
+    table = tomllib.loads(resource_path("sandboxes", "recipes.toml").read_text())
+    return frozenset(table["recipe"])
+
+
+def facts(replica_id: str, provisioner: Provisioner) -> dict[str, Any]:
+    """What ``GET /health`` tells about this replica."""
+    catalogue = provisioner.catalogue
+    harnesses = []
+    for name in catalogue.names():
+        spec, state = catalogue.get(name), catalogue.availability(name)
+        harnesses.append(
+            {
+                "name": name,
+                "title": spec.title,
+                "available": state.available,
+                "version": state.version,
+                "reason": state.reason,
+                "install_command": state.install_command,
+                "key_vars": list(spec.key_vars),
+                "setting_vars": list(spec.setting_vars),
+            }
+        )
+    return {
+        "version": __version__,
+        "protocol": PROTOCOL_VERSION,
+        "replica_id": replica_id,
+        "harnesses": harnesses,
+        "providers": [{"name": name, "available": True} for name in provisioner.providers],
+        "isolation": ISOLATION,
+    }

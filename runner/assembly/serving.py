@@ -1,0 +1,189 @@
+"""Serves a replica over HTTP until it is told to stop (DESIGN 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from runner.assembly.choices import is_http, open_plane, open_store
+from runner.assembly.replica import ISOLATION, Replica, build
+from runner.clock import SystemClock
+from runner.config import Settings
+from runner.errors import RunnerError
+from runner.ids import Ids
+from runner.leases.port import ReplicaInfo
+from runner.sandbox.statelock import StateLock, reap_leftovers
+from runner.server.app import build_app, start_site, stop_site
+from runner.server.auth import ALL_BUT_RUNNER, AccessToken, is_loopback
+from runner.session.placing import Placement
+
+log = logging.getLogger("runner")
+
+
+def access_tokens(settings: Settings, state_dir: Path, host: str) -> tuple[list[AccessToken], bool]:
+    """The configured tokens, or the state directory's own; the flag says whether it is the latter.
+
+    Raises:
+        RunnerError: ``invalid_request``: a bind beyond loopback without tokens, or a set-up that isolation ``none``
+            must not serve (DESIGN 3.10).
+    """
+    listed = [
+        AccessToken(token.token.get_secret_value(), token.project, frozenset(token.scopes))
+        for token in settings.auth.tokens
+    ]
+    weak = len({token.project for token in listed}) > 1 or not is_loopback(host)
+    if weak and not settings.local.allow_weak:
+        raise RunnerError(
+            "invalid_request",
+            "More than one project, or a bind beyond loopback, needs isolation cell; sandboxes here have isolation "
+            f"{ISOLATION}. Set [local] allow_weak = true to serve all the same.",
+            field="local.allow_weak",
+        )
+    if listed:
+        return listed, False
+    if not is_loopback(host):
+        raise RunnerError(
+            "invalid_request", "Without [[auth.tokens]] the server only binds loopback.", field="server.host"
+        )
+    return [AccessToken(own_token(state_dir), "default", ALL_BUT_RUNNER)], True
+
+
+def own_token(state_dir: Path) -> str:
+    """The state directory's token, made at first start, mode 0600."""
+    path = state_dir / "token"
+    with suppress(FileNotFoundError):
+        known = path.read_text().strip()
+        if known:
+            return known
+    token = secrets.token_urlsafe(32)
+    fresh = path.with_name(f".token.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    fresh.replace(path)
+    return token
+
+
+async def serve(
+    settings: Settings,
+    *,
+    state_dir: Path,
+    host: str,
+    port: int,
+    on_ready: Callable[[dict[str, Any]], None],
+    gateway: bool = False,
+) -> int:
+    """Run a server until SIGTERM or SIGINT; a second signal stops the drain short.
+
+    ``on_ready`` gets the ready line's object once requests are served. ``gateway``: this is a plane: it has no seats,
+    serves the coordination routes, and passes requests on to the runners that use it.
+
+    Returns:
+        The exit status, 0 after a drain.
+
+    Raises:
+        RunnerError: ``invalid_request`` (another serve has this state directory, settings), ``store_unavailable``.
+        OSError: the address cannot be bound.
+    """
+    replica_id, clock = Ids().mint("rep"), SystemClock()
+    async with AsyncExitStack() as stack:
+        lock = StateLock.acquire(state_dir, replica_id)
+        stack.callback(lock.release)
+        tokens, own = access_tokens(settings, state_dir, host)
+        replicas: list[Replica] = []
+
+        def may_spool(project: str, session_id: str, turn_id: str) -> bool:
+            return bool(replicas) and replicas[0].services.beats.holds(project, session_id, turn_id)
+
+        store = await open_store(settings, state_dir, clock, may_spool)
+        plane = await open_plane(settings, clock, store)
+        reaped, dead = reap_leftovers(state_dir, store.store_id)
+        if reaped:
+            log.warning("%d processes of an earlier runner were killed", reaped)
+        _warn(settings, gateway)
+        replica = await build(
+            settings,
+            state_dir=state_dir,
+            replica_id=replica_id,
+            store=store,
+            plane=plane,
+            clock=clock,
+            providers={} if gateway else None,
+        )
+        replicas.append(replica)
+        stack.push_async_callback(replica.close)
+        await _bury(replica, dead)
+        stop = _stop_by_signals()
+        owners = replica.services.owners
+        place = Placement(owners.others) if gateway else None
+        app = build_app(replica.coordinator, settings, tokens, bind_host=host, owners=owners, place=place)
+        site, url = await start_site(app, host, port)
+        stack.push_async_callback(stop_site, site)
+        stack.push_async_callback(replica.coordinator.drain, settings.turn.drain_seconds)
+        stack.callback(_forget_url, state_dir)
+        replica.reachable_at(url)
+        _note_url(state_dir, url)
+        if own:
+            log.info("token in %s", state_dir / "token")
+        on_ready({"ready": True, "url": url, "replica_id": replica_id})
+        await stop.wait()
+        log.info("draining")
+    return 0
+
+
+async def _bury(replica: Replica, dead: list[str]) -> None:
+    """What earlier replicas of this directory held is free at once, and their turns have their ending (case M1)."""
+    if not replica.plane.shared:
+        return
+    for replica_id in dead:
+        try:
+            await replica.services.owners.bury(ReplicaInfo(replica_id))
+        except RunnerError as error:
+            log.warning("replica %s is not taken over yet: %s", replica_id, error)
+
+
+def _warn(settings: Settings, gateway: bool) -> None:
+    if not gateway:
+        log.warning("sandboxes have isolation %s: agents run with this user's rights", ISOLATION)
+    if settings.leases.url and not is_http(settings) and not settings.store.url:
+        log.warning("[store] url is empty: other replicas of [leases] url do not see what is stored here")
+
+
+def _stop_by_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _signalled, stop, number)
+    return stop
+
+
+def _signalled(stop: asyncio.Event, number: int) -> None:
+    if stop.is_set():
+        log.warning("signal %d again: stopping without a drain", number)
+        for task in asyncio.all_tasks():
+            task.cancel()
+    stop.set()
+
+
+def _note_url(state_dir: Path, url: str) -> None:
+    path = state_dir / "server.json"
+    fresh = path.with_name(f".server.{os.getpid()}")
+    fresh.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    fresh.replace(path)
+
+
+def _forget_url(state_dir: Path) -> None:
+    (state_dir / "server.json").unlink(missing_ok=True)
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Logs go to stderr: stdout carries the ready line alone."""
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -1,0 +1,178 @@
+"""Who owns a session when there are several replicas, and what a dead one left (DESIGN 3.1.7, 3.1.10, 3.9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.leases.port import Heartbeat, LeasePlane, ReplicaInfo
+from runner.rules.pool import Key
+from runner.session.reconcile import close_session
+from runner.store.port import Store, TurnRow
+
+log = logging.getLogger("runner.session")
+WATCH_SECONDS: Final = 1.0
+CLOSING: Final = "closing-"
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another replica that serves a session; ``advertise_url`` None: nobody can reach it."""
+
+    replica_id: str
+    advertise_url: str | None
+
+
+class Owners:
+    """Looks owners up, proves deaths, and ends the turns of the dead.
+
+    Args:
+        me: this replica as the others know it; may be replaced until the first request.
+        plane: where leases live; one that is not shared makes every call here a constant.
+        store: the store that the replicas share.
+        clock: for instants of endings.
+        holds: whether this replica holds a session itself, without asking anybody.
+        proven_dead: whether a replica is provably gone: same boot of the same machine, and its lock file is free.
+        lost_after_seconds: how long a turn may be without a holder before the sweep ends it.
+    """
+
+    def __init__(
+        self,
+        me: ReplicaInfo,
+        plane: LeasePlane,
+        store: Store,
+        clock: Clock,
+        *,
+        holds: Callable[[Key], bool],
+        proven_dead: Callable[[ReplicaInfo], bool],
+        lost_after_seconds: float,
+    ) -> None:
+        self.me = me
+        self._plane = plane
+        self._store = store
+        self._clock = clock
+        self._holds = holds
+        self._proven_dead = proven_dead
+        self._lost_after = lost_after_seconds
+        self._unheld: dict[tuple[str, str], float] = {}
+        self._burials: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def shared(self) -> bool:
+        """Whether there may be other replicas."""
+        return self._plane.shared
+
+    async def elsewhere(self, project: str, session_id: str) -> Elsewhere | None:
+        """The other replica that holds a session; None when this one does or nobody.
+
+        An owner that is provably gone is nobody; an unreachable plane knows nobody (DESIGN 3.1.7).
+        """
+        if not self._plane.shared or self._holds((project, session_id)):
+            return None
+        try:
+            holder = await self._plane.look(project, session_id)
+        except RunnerError as error:
+            log.warning("nobody knows who owns session %s: %s", session_id, error.message)
+            return None
+        if holder is None or holder.replica_id == self.me.replica_id:
+            return None
+        if holder.advertise_url is None and await self.gone(holder.replica_id):
+            return None
+        return Elsewhere(holder.replica_id, holder.advertise_url)
+
+    async def gone(self, replica_id: str) -> bool:
+        """Whether a replica is provably gone; then its leases are released and its turns have their ending."""
+        if not self._plane.shared or replica_id == self.me.replica_id:
+            return False
+        try:
+            known = {info.replica_id: info for info in await self._plane.replicas()}
+        except RunnerError:
+            return False
+        info = known.get(replica_id)
+        if info is None or not await asyncio.to_thread(self._proven_dead, info):
+            return False
+        await self.bury(info)
+        return True
+
+    async def others(self) -> list[ReplicaInfo]:
+        """Announced replicas but this one, those that are provably gone left out."""
+        found = [info for info in await self._plane.replicas() if info.replica_id != self.me.replica_id]
+        return [info for info in found if not await asyncio.to_thread(self._proven_dead, info)]
+
+    async def watch(self) -> None:
+        """Look for replicas that died, for ever; a failing round does not end it."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                for info in await self._plane.replicas():
+                    if info.replica_id != self.me.replica_id and await asyncio.to_thread(self._proven_dead, info):
+                        await self.bury(info)
+            except RunnerError as error:
+                log.debug("a watch round failed: %s", error.message)
+            except Exception:
+                log.exception("a watch round failed")
+
+    async def bury(self, dead: ReplicaInfo) -> None:
+        """Take over from a dead replica: its leases are free at once, and each of its turns ends as ``lost``.
+
+        Several callers share one burial; cancelling one of them does not stop it.
+
+        Raises:
+            RunnerError: ``plane_unavailable``, ``store_unavailable``: the next watch round tries again.
+        """
+        burial = self._burials.get(dead.replica_id)
+        if burial is None:
+            burial = asyncio.create_task(self._bury(dead), name=f"bury {dead.replica_id}")
+            self._burials[dead.replica_id] = burial
+            burial.add_done_callback(lambda _: self._burials.pop(dead.replica_id, None))
+        await asyncio.shield(burial)
+
+    async def _bury(self, dead: ReplicaInfo) -> None:
+        turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
+        held = await self._plane.release_replica(dead.replica_id)
+        try:
+            for turn in turns:
+                await self.close_lost(turn)
+        except RunnerError:
+            # Announced again, it is found again.
+            await self._plane.announce(dead)
+            raise
+        log.warning("replica %s is gone: %d leases released, %d turns ended", dead.replica_id, held, len(turns))
+
+    async def close_lost(self, turn: TurnRow) -> bool:
+        """End a turn whose replica is gone, under a lease of its own: nobody else writes the session meanwhile.
+
+        False when somebody has taken the session: whoever admits a turn there ends what came before.
+        """
+        key = (turn.project, turn.session_id)
+        row = await self._store.session(*key)
+        if row is None:
+            log.error("session %s has no row", turn.session_id)
+            return False
+        floor = max(row.head_epoch, turn.epoch)
+        beat = Heartbeat(*key, f"{CLOSING}{turn.turn_id}"[:128], self.me.replica_id, epoch_floor=floor)
+        answer = await self._plane.beat(beat)
+        if not answer.admitted:
+            return False
+        try:
+            await close_session(self._store, self._clock, key, turn, answer.epoch)
+        finally:
+            await asyncio.shield(self._plane.beat(replace(beat, phase="ended")))
+        return True
+
+    async def sweep_lost(self) -> None:
+        """End turns that nobody has held for ``lost_after_seconds`` although their replica is not proven dead."""
+        now = self._clock.monotonic()
+        turns = {(turn.project, turn.turn_id): turn for turn in await self._store.open_turns()}
+        self._unheld = {key: since for key, since in self._unheld.items() if key in turns}
+        for key, turn in turns.items():
+            holder = await self._plane.look(turn.project, turn.session_id)
+            if holder is not None and holder.alive == turn.turn_id:
+                self._unheld.pop(key, None)
+            elif now - self._unheld.setdefault(key, now) >= self._lost_after:
+                await self.close_lost(turn)
