@@ -27,7 +27,7 @@ KEPT: Final = 2000
 class Registry:
     """Maps (project, session) to its one object in this process.
 
-    ``shared``: other replicas serve the same store; what is remembered then counts only while this one holds the session.
+    ``shared``: other replicas serve the same store: what is remembered counts only while this one holds the session.
     ``on_stale``: told of a session whose records the store set aside, for another replica writes it now.
     """
 
