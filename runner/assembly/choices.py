@@ -23,15 +23,15 @@ def is_http(settings: Settings) -> bool:
     return settings.leases.url.startswith("http")
 
 
-async def open_plane(settings: Settings, clock: Clock, store: Store) -> LeasePlane:
-    """The lease plane of ``[leases] url``.
+def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool) -> LeasePlane:
+    """The lease plane of ``[leases] url``; ``gateway``: this process offers its plane to runners.
 
     Raises:
         RunnerError: ``invalid_request``: a package or a token that it needs is missing.
     """
     lease = settings.leases
     if not lease.url:
-        return MemoryLeasePlane(clock, lease.lease_seconds)
+        return MemoryLeasePlane(clock, lease.lease_seconds, shared=gateway)
     if is_http(settings):
         from runner.leases.http import HttpLeasePlane
 

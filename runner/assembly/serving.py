@@ -104,7 +104,7 @@ async def serve(
             return bool(replicas) and replicas[0].services.beats.holds(project, session_id, turn_id)
 
         store = await open_store(settings, state_dir, clock, may_spool)
-        plane = await open_plane(settings, clock, store)
+        plane = open_plane(settings, clock, store, gateway=gateway)
         reaped, dead = reap_leftovers(state_dir, store.store_id)
         if reaped:
             log.warning("%d processes of an earlier runner were killed", reaped)
