@@ -12,7 +12,10 @@ from runner.acp.answers import new_session as _new_session
 from runner.acp.inbound import Inbound, copy_of
 from runner.acp.inbox import (
     AgentError,
+    Asked,
     Closed,
+    ElicitationAsked,
+    ElicitationCompleted,
     Inbox,
     Item,
     PermissionAsked,
@@ -32,7 +35,10 @@ __all__ = [
     "AgentConnection",
     "AgentError",
     "AgentInfo",
+    "Asked",
     "Closed",
+    "ElicitationAsked",
+    "ElicitationCompleted",
     "Inbox",
     "Item",
     "NewSession",
@@ -47,7 +53,11 @@ UNREAD_BYTES: Final = 64 * MIB
 REPORT_SECONDS: Final = 1.0
 NOISE_CHARS: Final = 300
 DOES_NOT_READ: Final = "The agent does not read its input"
-CAPABILITIES: Final[dict[str, Any]] = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+CAPABILITIES: Final[dict[str, Any]] = {
+    "fs": {"readTextFile": False, "writeTextFile": False},
+    "terminal": False,
+    "elicitation": {"form": {}, "url": {}},
+}
 
 
 class AgentConnection:
@@ -121,7 +131,7 @@ class AgentConnection:
                 answer.exception()
 
     async def initialize(self, *, seconds: float = 90.0) -> AgentInfo:
-        """Negotiate the protocol: version 1, no file system, no terminals.
+        """Negotiate the protocol: version 1, elicitations as form and URL, no file system, no terminals.
 
         Raises:
             RunnerError: ``harness_protocol_error`` when the agent does not speak version 1 (case E11),
@@ -239,18 +249,18 @@ class AgentConnection:
                 self._flushers.discard(taken)
         return self._error is None and self._transport.unsent == 0
 
-    # Answers to the agent's permission requests.
+    # Answers to the agent's questions.
 
     def respond(self, key: int, result: dict[str, Any]) -> bool:
-        """Answer a permission request; False when it was answered or withdrawn before. Raises ``ConnectionError``."""
-        for raw_id in self._inbound.answered(key):
+        """Answer a question; False when it was answered or withdrawn before. Raises ``ConnectionError``."""
+        for raw_id in self._inbound.asked.answered(key):
             self._send(Peer.result(raw_id, result))
             return True
         return False
 
     def respond_error(self, key: int, code: int, message: str) -> bool:
-        """Refuse a permission request with a JSON-RPC error; as ``respond``."""
-        for raw_id in self._inbound.answered(key):
+        """Refuse a question with a JSON-RPC error; as ``respond``."""
+        for raw_id in self._inbound.asked.answered(key):
             self._send(Peer.error(raw_id, code, message))
             return True
         return False

@@ -7,20 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
-from runner.acp.answers import agent_error, mapping, permission_problem
-from runner.acp.inbox import AgentError, Closed, Inbox, PermissionAsked, PermissionWithdrawn, PromptAnswered
+from runner.acp.answers import agent_error, mapping
+from runner.acp.asked import ELICITATION, METHODS, Asked
+from runner.acp.inbox import AgentError, Closed, Inbox, PromptAnswered
 from runner.acp.peer import Message, Peer, response_id
 from runner.acp.replay import Reopened, ReplayWindow
 from runner.clock import Clock
 from runner.errors import RunnerError
 
 METHOD_NOT_FOUND: Final = -32601
-INVALID_PARAMS: Final = -32602
-INTERNAL_ERROR: Final = -32603
 INVALID_REQUEST: Final = -32600
-CANCELLED: Final = -32800
-MAX_OPEN_REQUESTS: Final = 1000
-QUESTIONS: Final = frozenset({"session/request_permission", "elicitation/create"})
 
 
 class Inbound:
@@ -39,12 +35,11 @@ class Inbound:
     def __init__(self, reply: Callable[[bytes], object], drained: Callable[[], None]) -> None:
         self._reply = reply
         self._drained = drained
-        self._asked: dict[int, tuple[Any, str]] = {}
-        self._next_key = 0
         self.inboxes: dict[str, Inbox] = {}
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.prompts: dict[int, str] = {}
         self.counts: Counter[str] = Counter()
+        self.asked = Asked(reply, self.counts)
 
     def open(self, agent_session_id: str) -> Inbox:
         """The session's inbox, made when it is not there yet."""
@@ -54,12 +49,9 @@ class Inbound:
         return inbox
 
     def forget(self, agent_session_id: str) -> None:
-        """The session was closed: its inbox goes, and its open permission requests are answered ``cancelled``."""
+        """The session was closed: its inbox goes, and its open questions are answered ``cancelled``."""
         self.inboxes.pop(agent_session_id, None)
-        for key, (raw_id, asked_by) in list(self._asked.items()):
-            if asked_by == agent_session_id:
-                del self._asked[key]
-                self._reply(Peer.result(raw_id, {"outcome": {"outcome": "cancelled"}}))
+        self.asked.forget(agent_session_id)
 
     async def replay(self, agent_session_id: str, clock: Clock, request: Coroutine[Any, Any, Any]) -> Reopened:
         """Run a ``session/load`` or ``session/resume`` with a replay window in place of the session's inbox.
@@ -96,17 +88,12 @@ class Inbound:
             self._end_replay(agent_session_id, window)
             self.open(agent_session_id)
 
-    def answered(self, key: int) -> list[Any]:
-        """The raw id of an open permission request, which is closed by this; empty when it was closed before."""
-        asked = self._asked.pop(key, None)
-        return [asked[0]] if asked is not None else []
-
     def close(self, error: RunnerError) -> None:
         """Fail every open call, and end every inbox behind what arrived before."""
         for call in self.calls.values():
             if not call.done():
                 call.set_exception(copy_of(error))
-        self._asked.clear()
+        self.asked.clear()
         self.prompts.clear()
         for inbox in self.inboxes.values():
             inbox.put(Closed(error))
@@ -168,19 +155,11 @@ class Inbound:
     # Notifications and requests of the agent.
 
     def _notified(self, message: dict[str, Any], method: str) -> Inbox | None:
-        if method != "$/cancel_request":
-            self.counts["unknown_notifications"] += 1
-            return None
-        params = mapping(message.get("params"))
-        for key, (raw_id, agent_session_id) in self._asked.items():
-            if "requestId" in params and same_id(raw_id, params["requestId"]):
-                del self._asked[key]
-                self._reply(Peer.error(raw_id, CANCELLED, "Request cancelled"))
-                inbox = self.inboxes.get(agent_session_id)
-                if inbox is not None:
-                    inbox.put(PermissionWithdrawn(key))
-                return inbox
-        self.counts["obsolete_withdrawals"] += 1
+        if method == "$/cancel_request":
+            return self.asked.withdrawn(message.get("params"), self.inboxes)
+        if method == "elicitation/complete":
+            return self.asked.completed(message.get("params"), self.inboxes)
+        self.counts["unknown_notifications"] += 1
         return None
 
     def _request(self, message: dict[str, Any], method: str, size: int) -> Inbox | None:
@@ -188,15 +167,8 @@ class Inbound:
         params = mapping(message.get("params"))
         if isinstance(request_id, bool | dict | list):
             self.counts["malformed"] += 1
-        elif method in QUESTIONS and isinstance(self._inbox_of(params), ReplayWindow):
-            # A question of the past: nothing that we sent waits for its answer.
-            self.counts["replayed"] += 1
-            self._reply(Peer.error(request_id, INVALID_REQUEST, "No prompt is open in this session"))
-        elif method == "session/request_permission":
-            return self._permission(request_id, params, size)
-        elif method == "elicitation/create":
-            self.counts["elicitations_declined"] += 1
-            self._reply(Peer.result(request_id, {"action": "decline"}))
+        elif method in METHODS:
+            return self._question(request_id, method, params, size)
         elif request_id is None:
             # The schema allows a null id, but here it is rather a notification that was written carelessly.
             self.counts["malformed"] += 1
@@ -205,27 +177,18 @@ class Inbound:
             self._reply(Peer.error(request_id, METHOD_NOT_FOUND, f"Method not found: {method[:200]}"))
         return None
 
-    def _permission(self, request_id: Any, params: dict[str, Any], size: int) -> Inbox | None:
-        if any(same_id(raw, request_id) for raw, _ in self._asked.values()):
-            # Refusing it would answer the first request too: both have one id.
-            self.counts["repeated_requests"] += 1
+    def _question(self, request_id: Any, method: str, params: dict[str, Any], size: int) -> Inbox | None:
+        agent_session_id, prompt = params.get("sessionId"), params.get("requestId")
+        if method == ELICITATION and agent_session_id is None and type(prompt) is int:
+            agent_session_id = self.prompts.get(prompt)
+        inbox = self.inboxes.get(agent_session_id) if isinstance(agent_session_id, str) else None
+        if isinstance(inbox, ReplayWindow):
+            # A question of the past: nothing that we sent waits for its answer.
+            self.counts["replayed"] += 1
+            self._reply(Peer.error(request_id, INVALID_REQUEST, "No prompt is open in this session"))
             return None
-        inbox = self._inbox_of(params)
-        problem = permission_problem(params) if inbox is not None else "unknown session"
-        if problem is not None or inbox is None:
-            self.counts["malformed"] += 1
-            self._reply(Peer.error(request_id, INVALID_PARAMS, f"Invalid params: {problem}"))
-            if inbox is not None:
-                inbox.put_updates([{"sessionUpdate": "malformed_permission_request", "problem": problem}], size)
-            return inbox
-        if len(self._asked) >= MAX_OPEN_REQUESTS:
-            self.counts["refused_requests"] += 1
-            self._reply(Peer.error(request_id, INTERNAL_ERROR, "Too many open permission requests"))
-            return None
-        self._next_key += 1
-        self._asked[self._next_key] = (request_id, params["sessionId"])
-        inbox.put(PermissionAsked(self._next_key, params), size)
-        return inbox
+        of = (str(agent_session_id), inbox) if inbox is not None else None
+        return self.asked.take(request_id, method, params, of, size)
 
     # Answers of the agent.
 
@@ -262,11 +225,6 @@ class Inbound:
             return None
         inbox.put(PromptAnswered(request_id, result if isinstance(result, dict) else None, error), size)
         return inbox
-
-
-def same_id(one: Any, other: Any) -> bool:
-    """Whether two JSON-RPC ids are one: 1 and "1" are not, nor are 1 and true."""
-    return type(one) is type(other) and bool(one == other)
 
 
 def copy_of(error: RunnerError) -> RunnerError:

@@ -36,8 +36,23 @@ class PermissionAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ElicitationAsked:
+    """``elicitation/create``, as form or as URL: answer it exactly once by its key."""
+
+    key: int
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ElicitationCompleted:
+    """``elicitation/complete``: what a URL asked for is done, whether its request was answered or not."""
+
+    elicitation_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class PermissionWithdrawn:
-    """The agent took a permission request back; it was answered −32800."""
+    """The agent took a permission request or an elicitation back; it was answered −32800."""
 
     key: int
 
@@ -58,7 +73,8 @@ class Closed:
     error: RunnerError
 
 
-Item = Updates | PermissionAsked | PermissionWithdrawn | PromptAnswered | Closed
+Asked = PermissionAsked | ElicitationAsked
+Item = Updates | Asked | ElicitationCompleted | PermissionWithdrawn | PromptAnswered | Closed
 
 
 class Inbox:

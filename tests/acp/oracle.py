@@ -26,7 +26,11 @@ NOTIFICATIONS: dict[str, type[BaseModel]] = {
 }
 RESULTS: dict[str, type[BaseModel]] = {
     "session/request_permission": schema.RequestPermissionResponse,
-    "elicitation/create": schema.DeclineElicitationResponse,
+}
+ACTIONS: dict[str, type[BaseModel]] = {
+    "accept": schema.AcceptElicitationResponse,
+    "decline": schema.DeclineElicitationResponse,
+    "cancel": schema.CancelElicitationResponse,
 }
 
 
@@ -68,7 +72,8 @@ class Oracle:
             _judge(schema.Error, frame["error"])
         else:
             assert set(frame) == {"jsonrpc", "id", "result"}
-            _judge(RESULTS[method], frame["result"])
+            result = frame["result"]
+            _judge(ACTIONS[result["action"]] if method == "elicitation/create" else RESULTS[method], result)
 
 
 def _judge(model: type[BaseModel], value: dict[str, Any]) -> None:

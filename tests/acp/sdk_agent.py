@@ -127,10 +127,14 @@ class SdkAgent:
 
     async def do_elicit(self, _: str) -> None:
         mode = schema.ElicitationFormSessionMode(
-            mode="form", session_id=SESSION, requested_schema=schema.ElicitationSchema(properties={})
+            mode="form",
+            session_id=SESSION,
+            requested_schema=schema.ElicitationSchema(
+                properties={"name": schema.ElicitationStringPropertySchema(type="string")}, required=["name"]
+            ),
         )
         answer = await self.client.create_elicitation("Which?", mode)
-        await self.say(answer.action)
+        await self.say(f"{answer.action} {getattr(answer, 'content', None)}")
 
     async def do_fail(self, _: str) -> None:
         raise RequestError(-32603, "it broke", {"why": "test"})

@@ -44,6 +44,7 @@ async def test_initialize_says_who_we_are_and_what_we_cannot(bed: Bed) -> None:
     assert frame["params"]["clientCapabilities"] == {
         "fs": {"readTextFile": False, "writeTextFile": False},
         "terminal": False,
+        "elicitation": {"form": {}, "url": {}},
     }
     assert (info.protocol_version, info.name, info.version) == (1, "a", "2")
     assert info.capabilities == {"loadSession": True}

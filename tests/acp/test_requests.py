@@ -197,19 +197,6 @@ async def test_what_we_do_not_offer_is_method_not_found(bed: Bed, method: str, r
     assert bed.connection.counts["unknown_requests"] == 1
 
 
-async def test_elicitations_are_declined(bed: Bed) -> None:
-    bed.says(
-        {
-            "jsonrpc": "2.0",
-            "id": "e",
-            "method": "elicitation/create",
-            "params": {"sessionId": SESSION, "mode": "form", "message": "?", "requestedSchema": {"type": "object"}},
-        }
-    )
-    assert (await bed.reads())["result"] == {"action": "decline"}
-    assert bed.connection.counts["elicitations_declined"] == 1
-
-
 async def test_late_frames_of_a_cancelled_turn_keep_their_order(bed: Bed) -> None:
     """Case A10: whose they are is decided by where they stand around the answer."""
     bed.inbox()

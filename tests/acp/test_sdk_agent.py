@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.acp.connection import Closed, Item, PermissionAsked, PromptAnswered, Updates
+from runner.acp.connection import Closed, ElicitationAsked, Item, PermissionAsked, PromptAnswered, Updates
 from runner.acp.updates import grouped
 from runner.errors import RunnerError
 from tests.acp.bed import texts
@@ -132,9 +132,21 @@ async def test_what_we_do_not_offer_is_refused_in_its_words(sdk: Child) -> None:
     assert sdk.connection.counts == {"unknown_requests": 2, "unknown_notifications": 1}
 
 
-async def test_an_elicitation_is_declined(sdk: Child) -> None:
-    items, _ = await turn(sdk, "elicit")
-    assert texts(items) == ["decline"]
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"action": "accept", "content": {"name": "x"}}, "accept {'name': 'x'}"),
+        ({"action": "decline"}, "decline None"),
+        ({"action": "cancel"}, "cancel None"),
+    ],
+)
+async def test_an_elicitation(sdk: Child, answer: dict[str, Any], said: str) -> None:
+    prompted(sdk, "elicit")
+    asked = (await items_until(sdk, bool))[-1]
+    assert isinstance(asked, ElicitationAsked)
+    assert asked.params["requestedSchema"]["required"] == ["name"]
+    assert sdk.connection.respond(asked.key, answer)
+    assert texts(await items_until(sdk, answered)) == [said]
 
 
 async def test_a_closed_session_says_no_more_to_us(sdk: Child) -> None:
