@@ -245,3 +245,68 @@ def test_load_and_resume_after_a_kill(demo: DemoClient, tmp_path: Path) -> None:
         assert updates == []
         resumed.session = session
         assert "message 4" in resumed.said("fourth")
+
+
+@pytest.mark.parametrize("method", ["session/load", "session/resume"])
+@pytest.mark.parametrize(
+    ("manner", "kinds"),
+    [
+        ("well", {"session/load": 4, "session/resume": 0}),
+        ("replay", {"session/load": 4, "session/resume": 4}),
+        ("empty", {"session/load": 0, "session/resume": 0}),
+        ("silent", {"session/load": 4, "session/resume": 0}),
+        ("flood 500", {"session/load": 504, "session/resume": 500}),
+    ],
+)
+def test_a_conversation_loads_as_it_was_asked_to(
+    demo: DemoClient, tmp_path: Path, method: str, manner: str, kinds: dict[str, int]
+) -> None:
+    demo.said("first")
+    assert demo.said(f"/on-load {manner}") == f"loads: {manner}"
+    demo.process.kill()
+    with DemoClient(tmp_path) as later:
+        later.session = demo.session
+        reply, updates = later.wait(later.send(method, sessionId=demo.session, cwd=str(tmp_path), mcpServers=[]))
+        assert reply["result"]["modes"]["currentModeId"] == "default"
+        assert len(updates) == kinds[method]
+        if manner.startswith("flood"):
+            assert [later.update()["content"]["text"] for _ in range(3)] == ["late 0 ", "late 1 ", "late 2 "]
+        elif manner == "silent":
+            identity = later.start("anyone?")
+            later.cancel()
+            assert later.wait(identity)[0]["result"] == {"stopReason": "cancelled"}
+        else:
+            assert f"message {1 if manner == 'empty' else 3}" in later.said("next")
+
+
+def test_a_conversation_that_does_not_load(demo: DemoClient, tmp_path: Path) -> None:
+    demo.said("/on-load fail")
+    assert demo.said("/on-load sometimes").startswith("/on-load: one of well, fail")
+    loading = {"sessionId": demo.session, "cwd": str(tmp_path), "mcpServers": []}
+    with DemoClient(tmp_path) as later:
+        assert later.call("session/load", **loading)["error"]["code"] == -32603
+        later.open()
+        assert "message 1" in later.said("fresh")
+    demo.said("/on-load crash")
+    with DemoClient(tmp_path) as later:
+        later.send("session/load", **loading)
+        assert later.process.wait(5) == 1
+    demo.said("/on-load hang")
+    with DemoClient(tmp_path) as later:
+        later.send("session/load", **loading)
+        later.open()
+        assert "message 1" in later.said("fresh")
+
+
+def test_what_it_is_told_of_an_earlier_conversation_is_no_part_of_the_prompt(demo: DemoClient, tmp_path: Path) -> None:
+    record = "<conversation_record>\nlong ago\n</conversation_record>"
+    assert demo.said("/told") == "nothing was told"
+    blocks = [{"type": "text", "text": text} for text in (record, "/told")]
+    identity = demo.send("session/prompt", sessionId=demo.session, prompt=blocks)
+    assert text_of(demo.wait(identity)[1]) == record
+    demo.process.kill()
+    with DemoClient(tmp_path) as later:
+        later.session = demo.session
+        _, updates = later.wait(later.send("session/load", sessionId=demo.session, cwd=str(tmp_path), mcpServers=[]))
+        assert [update["content"]["text"] for update in updates][2:] == [record, "/told", record]
+        assert later.said("/told") == record

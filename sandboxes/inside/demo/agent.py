@@ -6,7 +6,8 @@ import os
 import signal
 
 from demo import history
-from demo.commands import COMMANDS, work_for
+from demo.commands import COMMANDS, hang, work_for
+from demo.loading import LoadFailed, reopen
 from demo.loop import Loop, Wait
 from demo.session import MODELS, MODES, Session, Turn
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 VERSION = "1"
 PROTOCOL_VERSION = 1
+RECORD = "<conversation_record>"
 
 
 class Refused(Exception):
@@ -83,21 +85,22 @@ class Agent:
         session = self._open(params, None)
         return {"sessionId": session.id, **session.setup}
 
-    def _load(self, params: dict[str, Any], identity: Any) -> dict[str, Any]:
-        session = self._reopen(params)
-        session.replay()
-        return session.setup
+    def _load(self, params: dict[str, Any], identity: Any) -> dict[str, Any] | None:
+        return self._reopen(params, identity, loading=True)
 
-    def _resume(self, params: dict[str, Any], identity: Any) -> dict[str, Any]:
-        return self._reopen(params).setup
+    def _resume(self, params: dict[str, Any], identity: Any) -> dict[str, Any] | None:
+        return self._reopen(params, identity, loading=False)
 
-    def _reopen(self, params: dict[str, Any]) -> Session:
+    def _reopen(self, params: dict[str, Any], identity: Any, loading: bool) -> dict[str, Any] | None:
         wanted = str(params.get("sessionId"))
         if not history.known(wanted):
             raise Refused(-32002, f"no such session: {wanted}")
         session = self._open(params, wanted)
-        session.recall()
-        return session
+        try:
+            return reopen(session, identity, session.setup, loading)
+        except LoadFailed as failure:
+            del self.sessions[session.id]
+            raise Refused(-32603, str(failure)) from None
 
     def _open(self, params: dict[str, Any], identity: str | None) -> Session:
         cwd = params.get("cwd")
@@ -138,14 +141,16 @@ class Agent:
         session = self._session(params)
         if session.turn is not None:
             raise Refused(-32600, "another prompt is running in this session")
-        text = _text_of(params.get("prompt"))
-        session.turn = Turn(identity, text)
+        told, blocks = _told(params.get("prompt"))
+        text = _text_of(blocks)
+        session.turn = Turn(identity, text, told)
+        session.told = told or session.told
         session.prompts += 1
         session.turn.work = self._run(session, session.turn, text)
         self.loop.start(session.turn.work)
 
     def _run(self, session: Session, turn: Turn, text: str) -> Generator[Wait]:
-        yield from work_for(session, text)
+        yield from hang(session, "") if session.silent else work_for(session, text)
         self._settle(session, turn)
 
     def _settle(self, session: Session, turn: Turn) -> None:
@@ -180,6 +185,16 @@ class Agent:
 def _exit_soon() -> Generator[Wait]:
     yield Wait(seconds=0.1)
     os._exit(0)
+
+
+def _told(prompt: Any) -> tuple[str, Any]:
+    """What the client writes of an earlier conversation, which this agent does not know, and the other blocks."""
+    if not isinstance(prompt, list):
+        return "", prompt
+    texts = [str(block.get("text", "")) if isinstance(block, dict) else "" for block in prompt]
+    is_told = [text.startswith(RECORD) for text in texts]
+    told = "\n".join(text for text, known in zip(texts, is_told, strict=True) if known)
+    return told, [block for block, known in zip(prompt, is_told, strict=True) if not known]
 
 
 def _text_of(prompt: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from demo.loading import MANNERS
 from demo.loop import ROOM, Wait
 from demo.tools import leak, run_tool
 
@@ -210,6 +211,19 @@ def _asked(session: Session, titles: list[str]) -> Work:
             session.update("tool_call_update", toolCallId=call, status="failed")
 
 
+def on_load(session: Session, rest: str) -> None:
+    """How this conversation loads in a later process: well, fail, empty, hang, crash, silent, flood N, replay."""
+    if rest.partition(" ")[0] not in MANNERS:
+        raise ValueError(f"one of {', '.join(MANNERS)}")
+    session.journal.append({"on_load": rest})
+    session.say(f"loads: {rest}")
+
+
+def told(session: Session, rest: str) -> None:
+    """What the client told of an earlier conversation."""
+    session.say(session.told or "nothing was told")
+
+
 def show_help(session: Session, rest: str) -> None:
     """What this agent can do."""
     lines = [f"/{name}: {(work.__doc__ or '').splitlines()[0]}" for name, work in COMMANDS.items()]
@@ -240,6 +254,8 @@ COMMANDS: dict[str, Command] = {
     "read": read,
     "noise": noise,
     "stderr": stderr,
+    "on-load": on_load,
+    "told": told,
     "help": show_help,
 }
 

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
     from demo.loop import Loop, Wait
 
+ROLES = {"told": "user_message_chunk", "user": "user_message_chunk", "agent": "agent_message_chunk"}
 MODES = {"default": "Answers and runs commands.", "plan": "Says what it would do."}
 MODELS = {"demo-fast": "Short answers.", "demo-smart": "The same answers, with a clever name."}
 
 
 class Session:
-    """State of a conversation: how many prompts it saw, its mode and model, the open turn."""
+    """State of a conversation: how many prompts it saw, its mode and model, the open turn.
+
+    ``told``: what a client wrote of an earlier conversation; ``silent``: prompts are never answered.
+    """
 
     def __init__(self, loop: Loop, cwd: str, identity: str | None = None) -> None:
         self.loop = loop
@@ -29,6 +33,8 @@ class Session:
         self.mode = "default"
         self.model = "demo-fast"
         self.turn: Turn | None = None
+        self.told = ""
+        self.silent = False
         self.journal = history.Journal(self.id)
         head, tail = self.frame({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "\0"}})
         self.chunk_head, self.chunk_tail = head, tail
@@ -52,18 +58,21 @@ class Session:
     def keep(self, turn: Turn) -> None:
         """Write the turn to the history, and the conversation's directory with its first one."""
         first = {"cwd": self.cwd} if self.prompts == 1 else {}
-        self.journal.append({**first, "user": turn.text, "agent": "".join(turn.said)})
+        told = {"told": turn.told} if turn.told else {}
+        self.journal.append({**first, **told, "user": turn.text, "agent": "".join(turn.said)})
 
     def replay(self) -> None:
         """Queue the whole history, as ``session/load`` asks."""
         for entry in history.entries(self.id):
-            for kind, role in (("user_message_chunk", "user"), ("agent_message_chunk", "agent")):
+            for role, kind in ROLES.items():
                 if entry.get(role):
                     self.update(kind, content={"type": "text", "text": entry[role]})
 
     def recall(self) -> None:
-        """Count the prompts of the history."""
-        self.prompts = sum("user" in entry for entry in history.entries(self.id))
+        """Count the prompts of the history, and know what was told."""
+        for entry in history.entries(self.id):
+            self.prompts += "user" in entry
+            self.told = entry.get("told", self.told)
 
     @property
     def setup(self) -> dict[str, Any]:
@@ -90,11 +99,13 @@ class Turn:
         stop_reason: what the prompt will be answered with.
         error: a JSON-RPC error to answer with instead.
         deaf: ignores cancels.
+        told: what its prompt said of an earlier conversation.
     """
 
-    def __init__(self, identity: Any, text: str) -> None:
+    def __init__(self, identity: Any, text: str, told: str = "") -> None:
         self.id = identity
         self.text = text
+        self.told = told
         self.work: Generator[Wait] | None = None
         self.stop_reason = "end_turn"
         self.error: dict[str, Any] | None = None
