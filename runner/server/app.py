@@ -15,6 +15,7 @@ from runner.config import Settings
 from runner.errors import RunnerError
 from runner.server.auth import AccessToken, Gate
 from runner.server.context import CALLER, CONTEXT, Context, problem_answer
+from runner.server.coordination import COORDINATION_ROUTES
 from runner.server.forward import Forwarder, Place
 from runner.server.relay import RELAY, Relay
 from runner.server.routes import ANY, OPEN, ROUTES, Handler
@@ -24,7 +25,7 @@ from runner.session.port import Sessions
 log = logging.getLogger("runner.server")
 
 KEEPALIVE_SECONDS: Final = 75.0
-SCOPE_OF: Final = {route.handler: route.scope for route in ROUTES}
+SCOPE_OF: Final = {route.handler: route.scope for route in (*ROUTES, *COORDINATION_ROUTES)}
 
 
 def build_app(

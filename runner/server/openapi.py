@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
@@ -31,11 +32,11 @@ _ERRORS: Final = {
 }
 
 
-def describe() -> bytes:
-    """The description as JSON."""
+def describe(routes: Iterable[Route] = ROUTES) -> bytes:
+    """The description of an application with these routes, as JSON."""
     schemas: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
+    for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
     document = {
         "openapi": "3.1.0",

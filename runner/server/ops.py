@@ -42,9 +42,11 @@ async def get_story(request: web.Request) -> web.Response:
 
 async def get_openapi(request: web.Request) -> web.Response:
     """OpenAPI 3.1, made from the route table and the wire models at its first use."""
+    from runner.server.coordination import COORDINATION, COORDINATION_ROUTES
     from runner.server.openapi import describe
+    from runner.server.routes import ROUTES
 
     context = request.app[CONTEXT]
     if context.description is None:
-        context.description = describe()
+        context.description = describe((*ROUTES, *COORDINATION_ROUTES) if COORDINATION in request.app else ROUTES)
     return web.Response(body=context.description, headers={**SAFE_HEADERS, "Content-Type": "application/json"})

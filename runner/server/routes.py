@@ -23,7 +23,12 @@ _STATUS: Final = {"type": "string", "enum": ["pending", "answered", "consumed", 
 _FOLLOW: Final = {"type": "string", "enum": ["0", "1", "true", "false"], "default": "0"}
 _PAGE: Final = {"type": "string", "minLength": 1, "maxLength": 1024}
 _ID: Final = {"type": "string", "pattern": ID_TEXT}
-PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {"session_id": _ID, "interaction_id": _ID}
+PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
+    "session_id": _ID,
+    "interaction_id": _ID,
+    "command_id": _ID,
+    "call": {"type": "string"},
+}
 
 
 @dataclass(frozen=True, slots=True)

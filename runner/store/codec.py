@@ -11,7 +11,6 @@ from typing import Any, Final, get_type_hints
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
-from runner.errors import RunnerError
 from runner.store.port import RecordRow, Store
 from runner.wire.models import refusal
 

@@ -39,7 +39,9 @@ class HttpStore:
     A plane that gives no answer is ``store_unavailable``; the call may have been written all the same.
     """
 
-    def __init__(self, url: str, tokens: Mapping[str, str], *, store_id: str = "", seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self, url: str, tokens: Mapping[str, str], *, store_id: str = "", seconds: float = CALL_SECONDS
+    ) -> None:
         self.store_id = store_id
         self._client = PlaneClient(url, tokens, unreachable="store_unavailable", seconds=seconds)
 
@@ -56,8 +58,8 @@ class HttpStore:
             seconds: longest wait for one answer.
 
         Raises:
-            RunnerError: ``store_unavailable`` (unreachable, or another store than ``known_id``), ``internal`` (the plane
-                refuses the token).
+            RunnerError: ``store_unavailable``: unreachable, or another store than ``known_id``; ``internal``: the plane
+                refuses the token.
         """
         store = cls(url, tokens, store_id=known_id, seconds=seconds)
         try:
@@ -69,8 +71,8 @@ class HttpStore:
                 raise
         return store
 
-    async def _call(self, call: str, project: str | None, **parameters: Any) -> Any:
-        body, headers = await self._client.post(f"store/{call}", encode(parameters), project)
+    async def _call(self, call: str, of: str | None, /, **parameters: Any) -> Any:
+        body, headers = await self._client.post(f"store/{call}", encode(parameters), of)
         told = headers.get(STORE_HEADER, "")
         if not self.store_id:
             self.store_id = told
