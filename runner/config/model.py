@@ -242,6 +242,8 @@ class CustomHarness(Section):
     pass_env: list[str] = []
     read: list[Path] = []
     write: list[Path] = []
+    resume: Literal["none", "load", "resume"] = "none"
+    """How its agent goes on with a session of an earlier process; name only what it was seen to do."""
 
 
 class Settings(BaseSettings):

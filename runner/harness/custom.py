@@ -39,6 +39,7 @@ def custom_spec(name: str, given: CustomHarness, base_dir: Path, environ: Mappin
         read=_paths(given.read, base_dir),
         write=_paths(given.write, base_dir),
         command=command,
+        resume=given.resume,
     )
 
 

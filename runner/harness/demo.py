@@ -26,5 +26,6 @@ SPEC: Final = HarnessSpec(
     title="Demo agent",
     resolve=_resolve,
     min_start_seconds=5.0,
+    resume="load",
     login=Login("The demo agent needs no credentials."),
 )

@@ -11,6 +11,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.harness.installed import NpmInstall, harness_directory, read_manifest
+from runner.rules.resume import Proven
 
 # Measured manners of real adapters; the runner relies on none, tests and reports name them.
 TOOL_OUTLIVES_CANCEL: Final = "tool_outlives_cancel"
@@ -124,6 +125,8 @@ class HarnessSpec:
         install: pinned packages, None when there is nothing to install.
         start_mode: mode to set after ``session/new`` unless the dispatch names one.
         min_start_seconds: a start gets at least this long, whatever the configuration says.
+        resume: how it was seen to go on with the agent session of a killed process, its history in the next model
+            request; measured, not what it advertises (case M6).
         quirks: measured odd manners.
         prepare: makes the files and variables of one start; must not do I/O.
         login: how to get credentials.
@@ -144,6 +147,7 @@ class HarnessSpec:
     install: NpmInstall | None = None
     start_mode: str | None = None
     min_start_seconds: float = 0.0
+    resume: Proven = "none"
     quirks: frozenset[str] = frozenset()
     prepare: Callable[[LaunchContext], Prepared] = no_preparation
     login: Login | None = None
