@@ -109,7 +109,7 @@ class Forwarder:
             owner = await self._owners.elsewhere(project, session_id)
             return owner is None or owner.replica_id == target.replica_id
 
-        body = await read_body(request) if request.can_read_body else b""
+        body = await read_body(request) if request.body_exists else b""
         asked = await self._peers.ask(
             target, request.method, path_of(request), headers_up(request), body=body, still=still
         )
