@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
 from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane
+from runner.leases.held import Held
+from runner.leases.line import Announcer, OnCommands, PlaneLine
+from runner.leases.port import BeatAnswer, Heartbeat, Holder, LeasePlane, ReplicaInfo
 from runner.rules.story import Tell, untold
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner.leases")
 
 END_TRIES: Final = 5
+GIVEN_UP_KEPT: Final = 8
 LAPSED: Final = BeatAnswer(admitted=False, is_current_turn=False, owner=None, epoch=0, lease_seconds=0.0)
 
 Key = tuple[str, str]
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """What this replica renews for one session: a running or paused turn, or the parked seat of its last turn."""
-
-    beat: Heartbeat
-    granted_at: float
-    lease_seconds: float
-    due: float
-    in_flight: bool = False
-    failing: bool = False
 
 
 class Heartbeats:
@@ -46,6 +40,7 @@ class Heartbeats:
             ran out unanswered and ``rivals()`` says that another owner has become possible. For a running turn that
             is a cancel; for a parked seat its end. Its exceptions are logged.
         rivals: whether another replica could take a lapsed lease; a single replica rides an outage out (DESIGN 3.1.7).
+        on_commands: called with project, session and the pending commands of every answer that carries some.
         tell: hears of every beat but renewals that changed nothing.
     """
 
@@ -58,9 +53,11 @@ class Heartbeats:
         beat_timeout_seconds: float,
         on_lost: Callable[[str, BeatAnswer], None],
         rivals: Callable[[], bool] = lambda: False,
+        on_commands: OnCommands = lambda project, session_id, commands: None,
         tell: Tell = untold,
     ) -> None:
-        self._plane = plane
+        self._line = PlaneLine(plane, clock, beat_timeout_seconds, on_commands)
+        self._announcer = Announcer(self._line, beat_seconds)
         self._clock = clock
         self._beat_seconds = beat_seconds
         self._retry_seconds = beat_seconds / 5
@@ -68,7 +65,8 @@ class Heartbeats:
         self._on_lost = on_lost
         self._rivals = rivals
         self._tell = tell
-        self._held: dict[Key, _Held] = {}
+        self._held: dict[Key, Held] = {}
+        self._firsts: Counter[Key] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks("heartbeats")
         self._closed = False
@@ -85,24 +83,85 @@ class Heartbeats:
             and self._clock.monotonic() < held.granted_at + held.lease_seconds
         )
 
+    def granted(self, project: str, session_id: str) -> BeatAnswer | None:
+        """The last grant of what this replica holds of a session, with its epoch and start; None when it holds none."""
+        held = self._held.get((project, session_id))
+        return held.granted if held is not None else None
+
+    def plane_now(self) -> float:
+        """The plane's clock now, seconds; see ``PlaneClock``."""
+        return self._line.now()
+
+    # -- what a turn sends -------------------------------------------------------------------------------------------
+
     async def first(self, beat: Heartbeat) -> BeatAnswer:
         """Send a turn's first beat; when it is admitted, renew it from now on in place of the session's former entry.
+
+        A session in which another turn of this replica runs is refused without asking. Renewals of the former entry
+        stand still meanwhile, so that a take-over is no loss.
 
         Raises:
             RunnerError: ``plane_unavailable`` when no answer came in time. What the plane may have granted all the
                 same is given back behind, also when the call is cancelled.
         """
+        key = (beat.project, beat.session_id)
+        held = self._held.get(key)
+        if (
+            held is not None
+            and held.beat.phase == "running"
+            and held.beat.turn_id not in (beat.turn_id, beat.predecessor)
+        ):
+            answer = BeatAnswer(False, False, beat.replica_id, 0, held.lease_seconds, now=self.plane_now())
+            self._told(beat.phase, beat, answer)
+            return answer
         sent = self._clock.monotonic()
         try:
-            answer = await self._send(beat)
+            with self._asking(key):
+                answer = await self._line.beat(beat)
         except BaseException:
-            _ = self._tasks.spawn(f"give-back:{beat.turn_id}", self._retry_end(replace(beat, phase="ended")))
+            self._doubt(key, beat)
             raise
         self._told(beat.phase, beat, answer)
         if answer.admitted:
-            renewal = replace(beat, predecessor=None, epoch_floor=answer.epoch)
-            self._renew(renewal, sent, sent + self._beat_seconds, answer.lease_seconds)
+            self._enter(key, beat, answer, sent, sent + self._beat_seconds, answer.lease_seconds)
         return answer
+
+    def unfenced(self, beat: Heartbeat) -> BeatAnswer:
+        """Admit a turn without the plane, right after its first beat had no answer (DESIGN 3.1.7).
+
+        It has the epoch that comes next as far as this replica knows. The plane grants exactly that one as soon as it
+        answers, or the turn is lost; until then ``holds`` is true of it.
+        """
+        key, now = (beat.project, beat.session_id), self._clock.monotonic()
+        held = self._held.get(key)
+        known = held.granted.epoch if held is not None else 0
+        epoch, at = max(known, beat.epoch_floor) + 1, self.plane_now()
+        answer = BeatAnswer(True, True, beat.replica_id, epoch, self._timeout, started_at=at, now=at)
+        if held is not None and beat.turn_id in held.given_up:
+            held.given_up.remove(beat.turn_id)
+        self._told("unfenced", beat, answer)
+        self._enter(key, beat, answer, now, now + self._retry_seconds, inf).beat = replace(
+            beat, epoch=epoch, started_at=at
+        )
+        return answer
+
+    async def give_back(self, beat: Heartbeat) -> None:
+        """Undo an admission that did not become durable: the session is again what it was before ``first``.
+
+        The chain or seat that the turn took over is restored in one beat, else the turn is ended; one try, at most
+        the beat time-out, retried behind.
+        """
+        key = (beat.project, beat.session_id)
+        held = self._held.get(key)
+        former = held.former if held is not None and held.beat.turn_id == beat.turn_id else None
+        if held is None or former is None:
+            await self.end(replace(beat, phase="ended", predecessor=None))
+            return
+        former.granted_at, former.lease_seconds = held.granted_at, held.lease_seconds
+        former.given_up.append(beat.turn_id)
+        former.due, former.in_flight = self._clock.monotonic(), True
+        self._held[key] = former
+        await self._beat(key, former)
 
     async def end(self, beat: Heartbeat) -> BeatAnswer | None:
         """Send a ``paused``, ``parked`` or ``ended`` beat: one try, at most the beat time-out, retried behind.
@@ -119,11 +178,18 @@ class Heartbeats:
         entry = None
         if held is not None and held.beat.turn_id == beat.turn_id:
             del self._held[key]
-            if beat.phase != "ended":
-                renewal = replace(beat, predecessor=None, epoch_floor=held.beat.epoch_floor)
-                entry = self._renew(renewal, held.granted_at, sent + self._retry_seconds, held.lease_seconds)
+            beat = replace(beat, predecessor=None, epoch=held.granted.epoch, started_at=held.granted.started_at)
+            if beat.phase == "ended":
+                self._end_given_up(held)
+            else:
+                entry = self._enter(
+                    key, beat, held.granted, held.granted_at, sent + self._retry_seconds, held.lease_seconds
+                )
+                entry.given_up = held.given_up
+        elif held is not None and held.former is not None and held.former.beat.turn_id == beat.turn_id:
+            held.former = None
         try:
-            answer = await self._send(beat)
+            answer = await self._line.beat(beat)
         except (RunnerError, asyncio.CancelledError) as error:
             if beat.phase == "ended" and not self._closed:
                 _ = self._tasks.spawn(f"end:{beat.turn_id}", self._retry_end(beat))
@@ -133,8 +199,26 @@ class Heartbeats:
             raise
         self._told(beat.phase, beat, answer)
         if entry is not None:
-            self._settle(key, entry, sent, answer)
+            self._settle(key, entry, beat, sent, answer)
         return answer
+
+    # -- the plane besides beats -------------------------------------------------------------------------------------
+
+    async def look(self, project: str, session_id: str) -> Holder | None:
+        """``LeasePlane.look`` within the beat time-out; what it tells of the plane's clock is kept.
+
+        Raises:
+            RunnerError: ``plane_unavailable``.
+        """
+        return await self._line.look(project, session_id)
+
+    def announce(self, replica: ReplicaInfo) -> None:
+        """Make this replica known to the others, now and with the beats until ``close``, whatever happens to the plane.
+
+        Another call replaces what is told. A plane that is not shared has nobody to tell.
+        """
+        if self._line.shared and not self._closed and self._announcer.tell(replica):
+            _ = self._tasks.spawn("announce", self._announcer.run())
 
     async def close(self) -> None:
         """Stop renewing; nothing is released here (``LeasePlane.release_replica`` does)."""
@@ -145,17 +229,22 @@ class Heartbeats:
             self._timer = None
         await self._tasks.close(self._timeout)
 
-    async def _send(self, beat: Heartbeat) -> BeatAnswer:
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._plane.beat(beat)
-        except TimeoutError:
-            raise RunnerError("plane_unavailable", f"The lease plane gave no answer in {self._timeout:g} s.") from None
-        except RunnerError:
-            raise
-        except Exception as error:
-            log.exception("the lease plane failed on a beat of turn %s", beat.turn_id)
-            raise RunnerError("plane_unavailable", "The lease plane failed.") from error
+    # -- giving back -------------------------------------------------------------------------------------------------
+
+    def _doubt(self, key: Key, beat: Heartbeat) -> None:
+        """A first beat had no answer: what it may have taken goes back to the chain or seat that stood, or is ended."""
+        held = self._held.get(key)
+        if held is None or held.beat.phase == "running":
+            _ = self._tasks.spawn(f"give-back:{beat.turn_id}", self._retry_end(_ended(beat)))
+            return
+        held.given_up = [*held.given_up, beat.turn_id][-GIVEN_UP_KEPT:]
+        held.due = self._clock.monotonic()
+        self._arm(held.due)
+
+    def _end_given_up(self, held: Held) -> None:
+        for turn_id in held.given_up:
+            beat = _ended(replace(held.beat, turn_id=turn_id, epoch=0))
+            _ = self._tasks.spawn(f"give-back:{turn_id}", self._retry_end(beat))
 
     async def _retry_end(self, beat: Heartbeat) -> None:
         """An end beat is scoped by its turn, so a late one can harm nobody; it gives way to a new first beat."""
@@ -164,18 +253,46 @@ class Heartbeats:
             if held is not None and held.beat.turn_id == beat.turn_id:
                 return
             try:
-                await self._send(beat)
+                await self._line.beat(beat)
                 return
             except RunnerError:
                 await asyncio.sleep(self._beat_seconds)
         log.warning("the end beat of turn %s was given up; its lease runs out by itself", beat.turn_id)
 
-    def _renew(self, beat: Heartbeat, granted_at: float, due: float, lease_seconds: float) -> _Held:
-        held = _Held(beat, granted_at, lease_seconds, due)
+    # -- renewals ----------------------------------------------------------------------------------------------------
+
+    def _enter(
+        self, key: Key, beat: Heartbeat, granted: BeatAnswer, granted_at: float, due: float, lease_seconds: float
+    ) -> Held:
+        renewal = replace(
+            beat,
+            predecessor=None,
+            epoch_floor=granted.epoch,
+            epoch=granted.epoch,
+            started_at=granted.started_at,
+        )
+        former = self._held.get(key)
+        if former is not None and (former.beat.phase == "running" or former.beat.turn_id == beat.turn_id):
+            former = None
+        held = Held(renewal, granted, granted_at, lease_seconds, due, former)
         if not self._closed:
-            self._held[beat.project, beat.session_id] = held
+            self._held[key] = held
             self._arm(due)
         return held
+
+    @contextmanager
+    def _asking(self, key: Key) -> Iterator[None]:
+        """While a first beat is out, renewals of the session stand still and a refusal of one says nothing."""
+        self._firsts[key] += 1
+        try:
+            yield
+        finally:
+            self._firsts[key] -= 1
+            if not self._firsts[key]:
+                del self._firsts[key]
+            held = self._held.get(key)
+            if held is not None:
+                self._arm(held.due)
 
     def _arm(self, due: float) -> None:
         """Make sure that the timer rings at ``due`` at the latest."""
@@ -201,8 +318,8 @@ class Heartbeats:
         """When something is due next; an entry whose beat is out is looked at again when its lease runs out."""
         now = self._clock.monotonic()
         soonest = now + self._beat_seconds
-        for held in self._held.values():
-            if not held.in_flight:
+        for key, held in self._held.items():
+            if not held.in_flight and key not in self._firsts:
                 soonest = min(soonest, held.due)
             lapse = held.granted_at + held.lease_seconds
             if lapse > now:
@@ -214,41 +331,49 @@ class Heartbeats:
         for key, held in list(self._held.items()):
             if self._lapsed(held, now):
                 self._lose(key, held, LAPSED)
-            elif not held.in_flight and held.due <= now:
+            elif not held.in_flight and held.due <= now and key not in self._firsts:
                 held.in_flight = True
                 _ = self._tasks.spawn(f"beat:{held.beat.turn_id}", self._beat(key, held))
 
-    def _lapsed(self, held: _Held, now: float) -> bool:
+    def _lapsed(self, held: Held, now: float) -> bool:
         return now >= held.granted_at + held.lease_seconds and self._rivals()
 
-    async def _beat(self, key: Key, held: _Held) -> None:
-        sent = self._clock.monotonic()
+    async def _beat(self, key: Key, held: Held) -> None:
+        sent, beat = self._clock.monotonic(), held.next_beat()
         try:
-            answer = await self._send(held.beat)
+            answer = await self._line.beat(beat)
         except RunnerError as error:
             if not held.failing:
                 log.warning("a beat of turn %s failed: %s", held.beat.turn_id, error.message)
             held.failing = True
             held.due = self._clock.monotonic() + self._retry_seconds
         else:
-            self._settle(key, held, sent, answer)
+            self._settle(key, held, beat, sent, answer)
         finally:
             held.in_flight = False
-        if self._held.get(key) is held:
-            self._arm(held.due)
+            if self._held.get(key) is held:
+                self._arm(held.due)
 
-    def _settle(self, key: Key, held: _Held, sent: float, answer: BeatAnswer) -> None:
+    def _settle(self, key: Key, held: Held, beat: Heartbeat, sent: float, answer: BeatAnswer) -> None:
         """An answer counts from when its beat was sent, and only for the entry that asked."""
         if self._held.get(key) is not held:
             return
-        if not answer.admitted:
+        doubted = key in self._firsts or bool(held.given_up)
+        if beat.predecessor in held.given_up:
+            held.given_up.remove(beat.predecessor)
+            doubted = bool(held.given_up)
+        if answer.admitted:
+            held.granted, held.granted_at, held.lease_seconds = answer, sent, answer.lease_seconds
+            held.failing = False
+            if held.beat.predecessor is not None:
+                held.beat = replace(held.beat, predecessor=None)
+            held.due = self._clock.monotonic() if held.given_up else sent + self._beat_seconds
+        elif doubted:
+            held.due = self._clock.monotonic()
+        else:
             self._lose(key, held, answer)
-            return
-        held.granted_at, held.lease_seconds = sent, answer.lease_seconds
-        held.due = sent + self._beat_seconds
-        held.failing = False
 
-    def _lose(self, key: Key, held: _Held, answer: BeatAnswer) -> None:
+    def _lose(self, key: Key, held: Held, answer: BeatAnswer) -> None:
         del self._held[key]
         self._told("lost", held.beat, answer)
         try:
@@ -262,3 +387,7 @@ class Heartbeats:
         if answer is not None:
             after = {"admitted": answer.admitted, "owner": answer.owner, "epoch": answer.epoch}
         self._tell((beat.project, beat.session_id), beat.turn_id, event, before, after)
+
+
+def _ended(beat: Heartbeat) -> Heartbeat:
+    return replace(beat, phase="ended", predecessor=None, seat_parked=False)

@@ -1,18 +1,21 @@
-"""The lease port: heartbeats that admit, refuse or end a turn, who holds a session, and who else there is (DESIGN 3.1)."""
+"""The lease port: heartbeats that admit, refuse or end a turn, who holds a session, who else there is (DESIGN 3.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runner.rules.lease import BeatAnswer, Heartbeat, Phase
 
-__all__ = ["BeatAnswer", "Heartbeat", "Holder", "LeasePlane", "Note", "OnNote", "Phase", "ReplicaInfo"]
+__all__ = ["BeatAnswer", "HasEnded", "Heartbeat", "Holder", "LeasePlane", "Note", "OnNote", "Phase", "ReplicaInfo"]
 
 Note = Mapping[str, Any]
 """What one replica pushes to another, JSON; ``kind`` says what it is. A note may be lost: it only saves time."""
 OnNote = Callable[[Note], None]
+HasEnded = Callable[[str, str, str], Awaitable[bool]]
+"""``(project, session_id, turn_id)``: whether the store has the turn's ending, its tombstone. Asked for a named
+predecessor, and before a turn takes back a lease that lapsed or that the plane forgot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ class Holder:
 class LeasePlane(Protocol):
     """Where leases live. Atomic: concurrent beats are decided one after the other.
 
-    Every call raises ``RunnerError("plane_unavailable")`` when the plane gives no answer. A cancelled call leaves either
-    the old or the new state, never half, and no connection that is one reply out of step.
+    Every call raises ``RunnerError("plane_unavailable")`` when the plane gives no answer. A cancelled call leaves
+    either the old or the new state, never half, and no connection that is one reply out of step.
     """
 
     shared: bool

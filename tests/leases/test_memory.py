@@ -47,7 +47,11 @@ async def test_time_is_the_given_clock(clock: LoopClock):
 
 async def test_a_store_that_knows_better_refuses_a_hand_off(clock: LoopClock):
     ended: set[str] = set()
-    plane = MemoryLeasePlane(clock, 20, has_ended=lambda project, session, turn: turn in ended)
+
+    async def has_ended(project: str, session_id: str, turn_id: str) -> bool:
+        return turn_id in ended
+
+    plane = MemoryLeasePlane(clock, 20, has_ended=has_ended)
     await plane.beat(beat("t1"))
     assert not (await plane.beat(beat("t2", predecessor="t1"))).admitted
     ended.add("t1")
