@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ BASE_ENV: Final[Mapping[str, str]] = {
 FILES_SECONDS: Final = 10.0
 UNDO_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 5.0
+IDENTITY: Final = "identity"
 log = logging.getLogger("runner.sandbox")
 
 
@@ -34,7 +36,7 @@ class LocalProvider:
     """Makes cells under one state directory (layout: DESIGN 5); one for each replica.
 
     Args:
-        state_dir: holds ``workspaces/<project>/<session>`` and ``homes/<project>/<session>/{home,tmp}``.
+        state_dir: holds ``workspaces/<project>/<session>`` and ``homes/<project>/<session>/{home,tmp,identity}``.
         store_id, replica_id: name this runner in the marker of every process it starts.
         clock: on the scale of ``SandboxSpec.deadline``.
     """
@@ -101,6 +103,9 @@ class LocalProvider:
         check_files(spec.workspace_files)
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = [paths.home, paths.tmp] if spec.workspace_path is not None else [paths.home, paths.tmp, paths.workspace]
+        if _identity(paths.home) is None:
+            self._make(paths.home.parent)
+            write_private(paths.home.parent, {IDENTITY: secrets.token_hex(16).encode()})
         for path in own:
             self._make(path)
         write_private(paths.home, spec.home_files)
@@ -130,6 +135,15 @@ class LocalProvider:
     def _gone(self, sandbox: LocalSandbox) -> None:
         self._live.pop(sandbox.seat_id, None)
 
+    async def home_identity(self, project: str, session_id: str) -> str | None:
+        """See ``port.Provider.home_identity``: a random text beside the home, so that it moves with it."""
+        home = self.paths(project, session_id, None).home
+        try:
+            return await shielded(asyncio.to_thread(_identity, home), FILES_SECONDS)
+        except TimeoutError:
+            log.warning("the disk did not tell the home of session %s in time", session_id)
+            return None
+
     async def remove(self, project: str, session_id: str) -> None:
         """See ``port.Provider.remove``.
 
@@ -155,3 +169,12 @@ class LocalProvider:
         if self._live:
             reaped = await asyncio.to_thread(kill_all, marker(self._store_id, self._replica_id, ""), CLOSE_SECONDS)
             log.error("sandboxes %s were not proven gone; survivors: %s", list(self._live), reaped.survivors)
+
+
+def _identity(home: Path) -> str | None:
+    try:
+        file = os.open(home.parent / IDENTITY, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(file, encoding="ascii") as stream:
+            return (stream.read(64) or None) if home.is_dir() else None
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -216,6 +216,7 @@ class MemoryProvider:
         self._name = name
         self._capacity = capacity
         self._live: dict[str, MemorySandbox] = {}
+        self._homes: dict[tuple[str, str], str] = {}
         self._closed = False
 
     @property
@@ -263,14 +264,20 @@ class MemoryProvider:
         pid = _FIRST_PID + len(self.started)
         sandbox = MemorySandbox(spec, paths, pid, self.body, self.faults, self._forget)
         self.started.append(sandbox)
+        self._homes.setdefault((spec.project, spec.session_id), f"home-{pid}")
         self._live[spec.seat_id] = sandbox
         return sandbox
 
     def _forget(self, seat_id: str) -> None:
         self._live.pop(seat_id, None)
 
+    async def home_identity(self, project: str, session_id: str) -> str | None:
+        """See ``port.Provider.home_identity``."""
+        return self._homes.get((project, session_id))
+
     async def remove(self, project: str, session_id: str) -> None:
         """See ``port.Provider.remove``."""
+        self._homes.pop((project, session_id), None)
         self.removed.append((project, session_id))
 
     async def close(self) -> None:

@@ -146,6 +146,13 @@ class Provider(Protocol):
         """
         ...
 
+    async def home_identity(self, project: str, session_id: str) -> str | None:
+        """What tells the session's private home from any other one, wherever it lies; None while there is none.
+
+        An agent session that was kept in a home can only be loaded from that home (case M6).
+        """
+        ...
+
     async def remove(self, project: str, session_id: str) -> None:
         """Delete the session's own workspace and home; never a ``workspace.path``, never through a symlink."""
         ...

@@ -76,6 +76,23 @@ async def test_the_workspace_is_the_one_that_paths_names(bench: Bench) -> None:
     assert bench.provider.paths("default", "other", Path("/somewhere")).workspace == Path("/somewhere")
 
 
+async def test_a_home_is_told_from_a_later_one_of_the_same_session(bench: Bench) -> None:
+    """Case M6: it stays itself over its sandboxes, and what ``remove`` deleted does not come back."""
+    assert await bench.provider.home_identity("default", "s") is None
+    first = await bench.start("seat_1", session_id="s")
+    identity = await bench.provider.home_identity("default", "s")
+    await first.destroy()
+    await bench.start("seat_2", session_id="s")
+    await bench.start("seat_3", session_id="other")
+    assert await bench.provider.home_identity("default", "s") == identity
+    assert identity
+    assert await bench.provider.home_identity("default", "other") not in (None, identity)
+    await bench.provider.remove("default", "s")
+    assert await bench.provider.home_identity("default", "s") is None
+    await bench.start("seat_4", session_id="s")
+    assert await bench.provider.home_identity("default", "s") not in (None, identity)
+
+
 async def test_a_marked_turn_is_killed_and_the_agent_lives(bench: Bench) -> None:
     sandbox = await bench.start()
     talk = Talk(sandbox)

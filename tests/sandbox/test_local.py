@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -352,3 +353,20 @@ async def test_remove_does_not_go_through_a_symlinked_project(provider: LocalPro
         await provider.remove("linked", "victim")
     assert refused.value.code == "internal"
     assert outside.exists()
+
+
+async def test_a_home_that_somebody_deleted_is_another_one_afterwards(provider: LocalProvider) -> None:
+    """Case M6: what an agent keeps there outlives it, and no agent session of a lost home is loaded."""
+    sandbox = await provider.start(spec("seat_1", "cat", session_id="s"))
+    identity = await provider.home_identity("default", "s")
+    home = provider.paths("default", "s", None).home
+    (home / "kept").write_text("by the agent")
+    await sandbox.destroy()
+    assert (home / "kept").read_text() == "by the agent"
+    shutil.rmtree(home)
+    assert await provider.home_identity("default", "s") is None
+    await (await provider.start(spec("seat_2", "cat", session_id="s"))).destroy()
+    assert await provider.home_identity("default", "s") not in (None, identity)
+    (home.parent / "identity").unlink()
+    (home.parent / "identity").symlink_to("/etc/hostname")
+    assert await provider.home_identity("default", "s") is None

@@ -100,6 +100,7 @@ class FakeProvider:
     alive: set[str] = field(default_factory=set)
     started: asyncio.Condition = field(default_factory=asyncio.Condition)
     removed: list[tuple[str, str]] = field(default_factory=list)
+    home: str | None = "home-1"
 
     def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
         return Paths(Path("/w"), Path("/h"), Path("/t"))
@@ -116,6 +117,9 @@ class FakeProvider:
             self.sandboxes.append(sandbox)
             self.started.notify_all()
         return sandbox
+
+    async def home_identity(self, project: str, session_id: str) -> str | None:
+        return self.home
 
     async def remove(self, project: str, session_id: str) -> None:
         self.removed.append((project, session_id))
