@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 import time
 from typing import Final
 
-from runner.store.threads import (
-    COPY_BACK_CHANGES,
-    IDLE_SECONDS,
-    LOG_FRAMES_MAX,
-    Answer,
-    Query,
-    Reader,
-    Transaction,
-    Writer,
-    checkpoint,
-    commit,
-)
-
-log = logging.getLogger("runner.store")
+from runner.store.log import COPY_BACK_CHANGES, Changes, Log
+from runner.store.threads import IDLE_SECONDS, Answer, Transaction, Writer, commit
 
 ROWS_MAX: Final = 300
 SLOW_SECONDS: Final = 0.02
@@ -38,32 +25,32 @@ class InlineWriter:
     Args:
         connection: its own, which never waits for a lock.
         writer: the thread that does what is not done here.
-        copier: the thread that copies the log back.
+        wal: the log, which this writer has copied back too.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, writer: Writer, copier: Reader
+        self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, writer: Writer, wal: Log
     ) -> None:
         self._loop = loop
         self._connection = connection
         self._writer = writer
-        self._copier = copier
+        self._log = wal
         self._rests_until = 0.0
-        self._copied_changes = self._own_changes = connection.total_changes
+        self._not_copied, self._in_a_row = Changes(connection), Changes(connection)
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, tick: list[Transaction]) -> list[Answer] | None:
         """The answers, or None: nothing was written, the thread has to."""
         if self._writer.waiting or self._log_is_long() or self._loop.time() < self._rests_until:
             return None
-        if sum(len(rows) for item in tick for _, rows in item.statements) > ROWS_MAX:
+        if sum(item.rows for item in tick) > ROWS_MAX:
             return None
         began = time.perf_counter()
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
             return None
-        answers = commit(self._connection, tick, begun=True)
+        answers = commit(self._connection, tick, None)
         if time.perf_counter() - began > SLOW_SECONDS:
             self._rests_until = self._loop.time() + REST_SECONDS
         self._keep_log_short()
@@ -77,18 +64,18 @@ class InlineWriter:
 
     def _log_is_long(self) -> bool:
         """Now and then the thread writes, and copies the log's rest: the copier need not keep up with a busy loop."""
-        if self._connection.total_changes - self._own_changes > CHANGES_MAX:
-            self._own_changes = self._connection.total_changes
-            self._writer.note_log(LOG_FRAMES_MAX + 1)
-        return self._writer.log_is_long
+        if self._in_a_row.count > CHANGES_MAX:
+            self._in_a_row.reset()
+            self._log.call_for_rest()
+        return self._log.long
 
     def _keep_log_short(self) -> None:
-        if self._connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
+        if self._not_copied.count > COPY_BACK_CHANGES:
             self._copy_back()
         elif self._timer is None:
             self._timer = self._loop.call_later(IDLE_SECONDS, self._copy_back)
 
     def _copy_back(self) -> None:
         self.close()
-        self._copied_changes = self._connection.total_changes
-        self._copier.put(Query(None, lambda connection: self._writer.note_log(checkpoint(connection))))
+        self._not_copied.reset()
+        self._log.copy_back()

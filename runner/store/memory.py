@@ -58,7 +58,8 @@ class MemoryStore:
         self._usable()
         turn = admission.turn
         by_id, by_epoch = (turn.project, turn.turn_id), (turn.project, turn.session_id, turn.epoch)
-        if by_id in self._turns or by_epoch in self._epochs:
+        newest, head = self._newest_epochs(turn.project, turn.session_id)
+        if by_id in self._turns or by_epoch in self._epochs or newest > turn.epoch or head >= turn.epoch:
             return False
         fresh = self._fresh(admission.records)
         self._turns[by_id] = rows.turn_parameters(turn)
@@ -99,14 +100,14 @@ class MemoryStore:
         prompts: Sequence[PromptRow] = (),
     ) -> Appended:
         self._usable()
-        refused = [(row, why) for row in records if (why := self._late(row)) is not None]
-        late_ids = {row.record_id for row, _ in refused}
-        fresh = self._fresh(row for row in records if row.record_id not in late_ids)
-        for row, why in refused:
-            self._set_aside(row, why, self._clock.now_ms())
+        judged = [(row, self._late(row)) for row in records]
+        refused = [(row, why) for row, why in judged if why is not None]
+        fresh = self._fresh(row for row, why in judged if why is None)
         if refused:
             prompts, interactions = (), ()
         self._save(prompts, interactions, fresh)
+        for row, why in refused:
+            self._set_aside(row, why, self._clock.now_ms())
         return Appended(len(records) - len(refused), len(refused))
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
@@ -264,13 +265,15 @@ class MemoryStore:
         """Why a record does not count; one that is stored already does."""
         if (row.project, row.record_id) in self._record_ids:
             return None
-        key = (row.project, row.session_id)
         stored = self._turns.get((row.project, row.turn_id)) if row.turn_id is not None else None
         turn = rows.turn_row(stored) if stored is not None else None
         of = Standing(turn.epoch, turn.outcome is not None) if turn and turn.session_id == row.session_id else None
-        newest, session = self._newest_turn(*key), self._sessions.get(key)
-        head = rows.session_row(session).head_epoch if session is not None else 0
-        return late(row.turn_id, row.epoch, of, newest.epoch if newest is not None else 0, head)
+        return late(row.turn_id, row.epoch, of, *self._newest_epochs(row.project, row.session_id))
+
+    def _newest_epochs(self, project: str, session_id: str) -> tuple[int, int]:
+        """The highest epoch of the session's turns, and of its row's head; 0 for none."""
+        turn, session = self._newest_turn(project, session_id), self._sessions.get((project, session_id))
+        return turn.epoch if turn is not None else 0, rows.session_row(session).head_epoch if session else 0
 
     def _set_aside(self, row: RecordRow, reason: str, at: int) -> None:
         name = (row.project, row.record_id)

@@ -52,10 +52,12 @@ class MemoryCommands:
     def settle(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
         """See ``Store.settle_command``."""
         row = self.of(project, command_id)
-        waits = row is not None and row.state == CommandState.APPLIED and row.outcome is None
-        if row is None or not (row.state in OPEN or (waits and state == CommandState.APPLIED and outcome is not None)):
+        waits = state == CommandState.APPLIED and outcome is None
+        if row is None or row.finished_at is not None:
             return False
-        finished = None if state == CommandState.APPLIED and outcome is None else at
+        if row.state not in OPEN and (waits or state != CommandState.APPLIED):
+            return False
+        finished = None if waits else at
         self._save(replace(row, state=state, outcome=outcome, finished_at=finished))
         return True
 
@@ -63,7 +65,7 @@ class MemoryCommands:
         """What ``Ending.commands`` says."""
         for row in settled:
             stored = self.of(row.project, row.command_id)
-            if stored is not None and unfinished(stored):
+            if stored is not None and stored.finished_at is None:
                 self._save(replace(stored, state=row.state, outcome=row.outcome, finished_at=row.finished_at))
 
     def of(self, project: str, command_id: str) -> CommandRow | None:
@@ -73,7 +75,7 @@ class MemoryCommands:
 
     def without_outcome(self, key: tuple[str, str] | None) -> list[CommandRow]:
         """See ``Store.open_commands``."""
-        found = [row for row in self._all() if unfinished(row) and key in (None, (row.project, row.session_id))]
+        found = [row for row in self._all() if row.finished_at is None and key in (None, (row.project, row.session_id))]
         return sorted(found, key=lambda row: row.arrived_at)
 
     def delete(self, key: tuple[str, str]) -> None:
@@ -86,7 +88,7 @@ class MemoryCommands:
         if known is None and row.idempotency_key is not None:
             named = self._keys.get((row.project, row.session_id, row.idempotency_key))
             known = self.of(row.project, named) if named is not None else None
-        if known is None:
+        if known is None and row.state in OPEN:
             same = (row.project, row.session_id, row.kind, row.turn_id)
             known = next(
                 (
@@ -100,7 +102,7 @@ class MemoryCommands:
 
     def _drop_oldest(self, newest: CommandRow) -> None:
         of = (newest.project, newest.session_id)
-        settled = [row for row in self._all() if (row.project, row.session_id) == of and not unfinished(row)]
+        settled = [row for row in self._all() if (row.project, row.session_id) == of and row.finished_at is not None]
         for row in settled[: -rows.COMMANDS_KEPT]:
             self._forget(row)
 
@@ -114,8 +116,3 @@ class MemoryCommands:
 
     def _save(self, row: CommandRow) -> None:
         self._commands[row.project, row.command_id] = rows.command_parameters(row)
-
-
-def unfinished(row: CommandRow) -> bool:
-    """Whether a command still has to come to something: it is open, or applied and without an outcome."""
-    return row.state in OPEN or (row.state == CommandState.APPLIED and row.outcome is None)

@@ -179,7 +179,11 @@ class Store(Protocol):
     store_id: str
 
     async def admit(self, admission: Admission) -> bool:
-        """Insert the turn (and upsert its session and prompt). False when (session, epoch) or the turn exists."""
+        """Insert the turn (and upsert its session and prompt).
+
+        False, and nothing is written, when the turn exists, or the session has a turn or a head of that epoch or of a
+        newer one.
+        """
         ...
 
     async def end(self, ending: Ending) -> bool:
@@ -198,8 +202,8 @@ class Store(Protocol):
     ) -> Appended:
         """Write records (a known record id is a no-op), upsert interactions and prompts, in one transaction.
 
-        Late records are quarantined (``rules.late``): their turn has its ending, or their epoch is older than the
-        session's newest turn. When any was, the interactions and prompts are left alone: the writer is stale.
+        Late records are quarantined (``rules.late``): their turn has its ending or is unknown, or their epoch is older
+        than the session's newest one. When any was, the interactions and prompts are left alone: the writer is stale.
         """
         ...
 
@@ -212,17 +216,18 @@ class Store(Protocol):
         ...
 
     async def submit_command(self, row: CommandRow) -> CommandRow:
-        """Insert a pending command, or return the one that it repeats.
+        """Insert a command (pending, or claimed by its writer), or return the one that it repeats.
 
-        That is the session's command with the same idempotency key, else an open one (pending or claimed) of the same
-        kind for the same turn: two simultaneous Stops are one. The caller compares ``command_id``.
+        That is the one of the same id, else the session's one that was ever submitted with this idempotency key, else
+        an open one (pending or claimed) of the same kind for the same turn: two simultaneous Stops are one. The caller
+        compares ``command_id``. A session keeps its newest settled commands only; older ones are deleted here.
         """
         ...
 
     async def claim_command(
         self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
     ) -> CommandRow | None:
-        """Claim a command that is pending, or whose claim lapsed before ``now``; one more delivery.
+        """Claim a command that is pending, or whose claim lapsed by ``now``; one more delivery.
 
         None when it is settled, held by another claim, or was delivered ``max_deliveries`` times.
         """
@@ -231,7 +236,8 @@ class Store(Protocol):
     async def settle_command(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
         """Compare-and-set of an open command to ``applied`` or ``obsolete``; ``applied`` may get its outcome later.
 
-        An applied command without an outcome takes one; anything else that is settled stays: False.
+        An applied command without an outcome takes one; anything else that is settled stays: False. ``finished_at`` is
+        when there was an outcome, or nothing to wait for.
         """
         ...
 
@@ -240,7 +246,7 @@ class Store(Protocol):
         ...
 
     async def open_commands(self, key: tuple[str, str] | None = None) -> list[CommandRow]:
-        """Commands without an outcome, oldest first, of one (project, session) or of all."""
+        """Commands that are not finished, oldest first, of one (project, session) or of all."""
         ...
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:

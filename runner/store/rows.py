@@ -174,6 +174,11 @@ def command_parameters(row: CommandRow) -> Parameters:
     )
 
 
+def settled_parameters(row: CommandRow) -> Parameters:
+    """Parameters of ``end_command``."""
+    return row.project, row.command_id, row.state, row.outcome, row.finished_at
+
+
 def command_row(columns: Parameters) -> CommandRow:
     """A row of ``command`` or ``open_commands``."""
     return CommandRow(*(*columns[:8], _value(columns[8]), *columns[9:]))

@@ -1,84 +1,97 @@
-"""The store in one SQLite file, for one process."""
+"""The store in one SQLite file, for the processes of one machine."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
 from runner.ids import Ids
-from runner.store import rows
+from runner.store import rows, sqlite_file
 from runner.store.inline import InlineWriter
+from runner.store.log import Log
 from runner.store.port import (
     Admission,
+    Appended,
+    CommandRow,
     Ending,
     InteractionRow,
     PromptRow,
+    QuarantinedRow,
     RecordRow,
     SessionRow,
     TurnRow,
 )
-from runner.store.sql import PLACED, SCHEMA_VERSION, load
-from runner.store.threads import Query, Reader, Statement, Transaction, Writer, checkpoint, resolve
+from runner.store.sql import PLACED
+from runner.store.threads import Query, Reader, Transaction, Writer, resolve
+from runner.store.writes import Statement, Work, appending, claiming, many, submitting, together
+from runner.terms import CommandState
 
 Row = TypeVar("Row")
-
-APPLICATION_ID: Final = 0x41435052
-PAGE_BYTES: Final = 2048
-BUSY_SECONDS: Final = 2.0
-WAL_KEPT_BYTES: Final = 8 * 1024 * 1024
 
 INSERT_TURN: Final = PLACED["insert_turn"]
 END_TURN: Final = PLACED["end_turn"]
 SAVE_SESSION: Final = PLACED["save_session"]
-SAVE_PROMPT: Final = PLACED["save_prompt"]
-SAVE_INTERACTION: Final = PLACED["save_interaction"]
-INSERT_RECORD: Final = PLACED["insert_record"]
+DELETIONS: Final = (
+    "empty_ended_session",
+    "delete_turns",
+    "delete_prompts",
+    "delete_interactions",
+    "delete_records",
+    "delete_commands",
+    "delete_command_keys",
+    "delete_quarantine",
+)
 
 
 class SqliteStore:
     """``Store`` over SQLite in WAL mode: durable against kill -9, not against a power cut (``synchronous=NORMAL``).
 
-    Make it with ``open`` and use it from that event loop only. ``busy`` counts calls that wait for a thread.
+    Make it with ``open`` and use it from that event loop only. Other processes of this machine may have the same file
+    open: one writes at a time, the others wait in their threads. ``busy`` counts calls that wait for a thread.
     """
 
-    def __init__(self, store_id: str, connections: Sequence[sqlite3.Connection]) -> None:
+    def __init__(self, store_id: str, connections: Sequence[sqlite3.Connection], clock: Clock) -> None:
         loop = asyncio.get_running_loop()
         write, read, copy, inline = connections
         self.store_id = store_id
+        self._clock = clock
         self.busy = 0
         self._loop = loop
         self._connections = connections
         self._reader = Reader("reader", loop, read)
         self._copier = Reader("copier", loop, copy)
-        self._writer = Writer(loop, write, self._copier)
-        self._inline = InlineWriter(loop, inline, self._writer, self._copier)
+        wal = Log(self._copier.run)
+        self._writer = Writer(loop, write, wal, sqlite_file.BUSY_SECONDS)
+        self._inline = InlineWriter(loop, inline, self._writer, wal)
         self._closed = False
         self._tick: list[Transaction] = []
         for thread in (self._reader, self._copier, self._writer):
             thread.start()
 
     @classmethod
-    async def open(cls, path: Path, mint: Callable[[str], str] | None = None) -> Self:
+    async def open(cls, path: Path, mint: Callable[[str], str] | None = None, clock: Clock | None = None) -> Self:
         """Open or create the database; a new one gets mode 0600 and a ``store_id`` from ``mint("store")``.
 
+        A file of an earlier schema version is brought to this one. ``clock`` tells when a late record was set aside.
+
         Raises:
-            RunnerError: ``store_unavailable``: the file cannot be used, or has another schema version.
+            RunnerError: ``store_unavailable``: the file cannot be used, or has a newer schema version.
         """
-        return cls(*await asyncio.to_thread(_open, path, mint or Ids().mint))
+        opened = await asyncio.to_thread(sqlite_file.open_file, path, mint or Ids().mint)
+        return cls(*opened, clock or SystemClock())
 
     async def admit(self, admission: Admission) -> bool:
         statements = [
             (INSERT_TURN, [rows.turn_parameters(admission.turn)]),
             (SAVE_SESSION, [rows.session_parameters(admission.session)]),
-            *_many(admission.records, admission.interactions, (admission.prompt,)),
+            *many(admission.records, admission.interactions, (admission.prompt,)),
         ]
-        return await self._write(statements, guarded=True)
+        return await self._write_together(statements, guarded=True)
 
     async def end(self, ending: Ending) -> bool:
         if ending.turn.outcome is None:
@@ -86,24 +99,60 @@ class SqliteStore:
         statements = [
             (END_TURN, [rows.ending_parameters(ending.turn)]),
             (SAVE_SESSION, [rows.session_parameters(ending.session)]),
-            *_many(ending.records, ending.interactions, (ending.prompt, *ending.others)),
+            *many(ending.records, ending.interactions, (ending.prompt, *ending.others)),
         ]
-        return await self._write(statements, guarded=True)
+        if ending.commands:
+            statements.append((PLACED["end_command"], [rows.settled_parameters(row) for row in ending.commands]))
+        return await self._write_together(statements, guarded=True)
 
     async def save_session(self, row: SessionRow) -> None:
-        await self._write([(SAVE_SESSION, [rows.session_parameters(row)])])
+        await self._write_together([(SAVE_SESSION, [rows.session_parameters(row)])])
 
     async def append(
         self,
         records: Sequence[RecordRow],
         interactions: Sequence[InteractionRow] = (),
         prompts: Sequence[PromptRow] = (),
-    ) -> None:
-        await self._write(_many(records, interactions, prompts))
+    ) -> Appended:
+        work = appending(records, interactions, prompts, self._clock.now_ms)
+        appended: Appended = await self._write(work, len(records) + len(interactions) + len(prompts))
+        return appended
+
+    async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
+        aside = [rows.quarantine_parameters(row, reason, at) for row in records]
+        await self._write_together([(PLACED["set_aside"], aside)])
+
+    async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
+        return await self._all("quarantined", rows.quarantined_row, project, after, rows.bounded(limit))
+
+    async def submit_command(self, row: CommandRow) -> CommandRow:
+        stored: CommandRow = await self._write(submitting(row), 1)
+        return stored
+
+    async def claim_command(
+        self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
+    ) -> CommandRow | None:
+        work = claiming(project, command_id, replica_id, now, until, max_deliveries)
+        claimed: CommandRow | None = await self._write(work, 1)
+        return claimed
+
+    async def settle_command(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
+        waits = state == CommandState.APPLIED and outcome is None
+        late_outcome = state == CommandState.APPLIED and outcome is not None
+        parameters = (project, command_id, state, outcome, None if waits else at, late_outcome)
+        return await self._write_together([(PLACED["settle_command"], [parameters])], guarded=True)
+
+    async def command(self, project: str, command_id: str) -> CommandRow | None:
+        return await self._one("command", rows.command_row, project, command_id)
+
+    async def open_commands(self, key: tuple[str, str] | None = None) -> list[CommandRow]:
+        if key is None:
+            return await self._all("open_commands", rows.command_row)
+        return await self._all("session_open_commands", rows.command_row, *key)
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
         parameters = rows.answer_parameters(row, expected_status)
-        return await self._write([(PLACED["answer_interaction"], [parameters])], guarded=True)
+        return await self._write_together([(PLACED["answer_interaction"], [parameters])], guarded=True)
 
     async def session(self, project: str, session_id: str) -> SessionRow | None:
         return await self._one("session", rows.session_row, project, session_id)
@@ -122,8 +171,13 @@ class SqliteStore:
     async def last_turn(self, project: str, session_id: str) -> TurnRow | None:
         return await self._one("last_turn", rows.turn_row, project, session_id)
 
-    async def open_turns(self) -> list[TurnRow]:
-        return await self._all("open_turns", rows.turn_row)
+    async def open_turns(self, key: tuple[str, str] | None = None) -> list[TurnRow]:
+        if key is None:
+            return await self._all("open_turns", rows.turn_row)
+        return await self._all("session_open_turns", rows.turn_row, *key)
+
+    async def paused_turns(self) -> list[TurnRow]:
+        return await self._all("paused_turns", rows.turn_row)
 
     async def records(
         self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
@@ -145,12 +199,12 @@ class SqliteStore:
         return await self._one("interaction", rows.interaction_row, project, interaction_id)
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
-        names = ("empty_ended_session", "delete_turns", "delete_prompts", "delete_interactions", "delete_records")
-        await self._write([(PLACED[name], [(project, session_id)]) for name in names], guarded=True)
+        statements: list[Statement] = [(PLACED[name], [(project, session_id)]) for name in DELETIONS]
+        await self._write_together(statements, guarded=True)
 
     async def ready(self) -> bool:
         try:
-            await self._write([(PLACED["touch"], [(self.store_id,)])])
+            await self._write_together([(PLACED["touch"], [(self.store_id,)])])
         except RunnerError:
             return False
         return True
@@ -171,12 +225,17 @@ class SqliteStore:
         for connection in reversed(self._connections):
             connection.close()
 
-    async def _write(self, statements: list[Statement], *, guarded: bool = False) -> bool:
+    async def _write_together(self, statements: list[Statement], *, guarded: bool = False) -> bool:
+        work = together(statements, guarded=guarded)
+        written: bool = await self._write(work, sum(len(parameters) for _, parameters in statements))
+        return written
+
+    async def _write(self, work: Work, writes: int) -> Any:
         self._usable()
-        future: asyncio.Future[bool] = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         if not self._tick:
             self._loop.call_soon(self._hand_over)
-        self._tick.append(Transaction(future, statements, guarded))
+        self._tick.append(Transaction(future, work, writes))
         return await self._answer(future)
 
     def _hand_over(self) -> None:
@@ -222,77 +281,3 @@ class SqliteStore:
     def _usable(self) -> None:
         if self._closed:
             raise RunnerError("store_unavailable", "The store is closed.")
-
-
-def _many(
-    records: Sequence[RecordRow], interactions: Sequence[InteractionRow], prompts: Sequence[PromptRow | None]
-) -> list[Statement]:
-    statements: list[Statement] = []
-    known = [rows.prompt_parameters(row) for row in prompts if row is not None]
-    if known:
-        statements.append((SAVE_PROMPT, known))
-    if interactions:
-        statements.append((SAVE_INTERACTION, [rows.interaction_parameters(row) for row in interactions]))
-    if records:
-        statements.append((INSERT_RECORD, [rows.record_parameters(row) for row in records]))
-    return statements
-
-
-def _open(path: Path, mint: Callable[[str], str]) -> tuple[str, list[sqlite3.Connection]]:
-    connections: list[sqlite3.Connection] = []
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)
-        connections.append(_connect(path))
-        store_id = _prepare(connections[0], path, mint)
-        connections += [_connect(path), _connect(path), _connect(path, busy_seconds=0.0)]
-        connections[1].execute("PRAGMA query_only = ON")
-        checkpoint(connections[0])
-    except Exception as error:
-        for connection in connections:
-            connection.close()
-        if isinstance(error, OSError | sqlite3.Error):
-            raise RunnerError("store_unavailable", f"The store {path} cannot be used: {error}.") from error
-        raise
-    return store_id, connections
-
-
-def _connect(path: Path, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        connection.execute("PRAGMA journal_mode = WAL").fetchall()
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}").fetchall()
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: Path, mint: Callable[[str], str]) -> str:
-    """Create the schema in an empty file, refuse a foreign one; the store's id."""
-    with closing(connection.cursor()) as cursor:
-        cursor.execute("BEGIN IMMEDIATE")
-        (version,) = cursor.execute("PRAGMA user_version").fetchone()
-        (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        (application,) = cursor.execute("PRAGMA application_id").fetchone()
-        if tables == 0:
-            for statement in load("schema.sql").split(";\n"):
-                cursor.execute(statement)
-            cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            cursor.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            cursor.execute("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (mint("store"),))
-        elif application != APPLICATION_ID:
-            cursor.execute("ROLLBACK")
-            raise RunnerError("store_unavailable", f"{path} is a database of another program.")
-        elif version != SCHEMA_VERSION:
-            cursor.execute("ROLLBACK")
-            raise RunnerError(
-                "store_unavailable",
-                f"{path} has schema version {version}; this runner needs version {SCHEMA_VERSION}.",
-            )
-        (store_id,) = cursor.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()
-        cursor.execute("COMMIT")
-        return str(store_id)

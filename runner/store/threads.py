@@ -6,35 +6,32 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from runner.errors import RunnerError
-from runner.store.sql import Placed
+from runner.store.log import COPY_BACK_CHANGES, Changes, Log, is_busy
+from runner.store.writes import Work
 
 log = logging.getLogger("runner.store")
 
 GROUP_MAX: Final = 256
 IDLE_SECONDS: Final = 1.0
-COPY_BACK_CHANGES: Final = 5000
-LOG_FRAMES_MAX: Final = 8192
+ASK_AGAIN_SECONDS: Final = 0.002
 
-Statement = tuple[Placed, list[tuple[Any, ...]]]
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 @dataclass(slots=True)
 class Transaction:
-    """Statements with their rows, in order, that are written together or not at all.
+    """Work that is done whole or not at all; ``rows`` is how many it writes at most."""
 
-    A ``guarded`` one is refused, without a trace, when its first statement changes no row.
-    """
-
-    future: asyncio.Future[bool]
-    statements: Sequence[Statement]
-    guarded: bool = False
+    future: asyncio.Future[Any]
+    work: Work
+    rows: int
 
 
 @dataclass(slots=True)
@@ -51,12 +48,6 @@ def translated(error: Exception) -> RunnerError:
     if isinstance(error, sqlite3.Error) and not isinstance(error, refusals):
         return RunnerError("store_unavailable", f"The store cannot be used: {error}.")
     return RunnerError("internal", f"The store refused a row: {type(error).__name__}: {error}.")
-
-
-def checkpoint(connection: sqlite3.Connection) -> int:
-    """Copy the log back as far as nobody is disturbed; frames that the log holds."""
-    _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    return int(frames)
 
 
 class _Thread:
@@ -104,6 +95,10 @@ class Reader(_Thread):
         self._queue: SimpleQueue[Query | None] = SimpleQueue()
         self.put = self._queue.put
 
+    def run(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        """Do some work that nobody waits for."""
+        self.put(Query(None, work))
+
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             value, failure = None, None
@@ -119,29 +114,24 @@ class Reader(_Thread):
 class Writer(_Thread):
     """Runs transactions: all that are queued share one BEGIN … COMMIT, each in its own savepoint.
 
-    ``waiting`` counts transactions that were put and not answered yet, as the loop knows it.
-
-    The log is copied back by ``helper`` while writes go on. Under steady load that never catches up, so that the log
-    could not start over: then the writer copies the short rest itself.
+    ``waiting`` counts transactions that were put and not answered yet, as the loop knows it. Its connection waits for
+    nothing by itself: while another process writes, the thread asks again and again, for ``patience`` seconds.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, helper: Reader) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connection: sqlite3.Connection, wal: Log, patience: float
+    ) -> None:
         super().__init__("writer", loop, connection)
         self._queue: SimpleQueue[list[Transaction] | None] = SimpleQueue()
-        self._helper = helper
-        self._copied_changes = connection.total_changes
-        self._log_frames = 0
+        self._log = wal
+        self._changes = Changes(connection)
+        self._patience = patience
         self.waiting = 0
 
     def put(self, tick: list[Transaction] | None) -> None:
         """Queue transactions; None ends the thread."""
         self.waiting += len(tick) if tick is not None else 0
         self._queue.put(tick)
-
-    @property
-    def log_is_long(self) -> bool:
-        """Whether the next group should be this thread's, which then copies the log's rest."""
-        return self._log_frames > LOG_FRAMES_MAX
 
     def _answer(self, answers: list[Answer]) -> None:
         try:
@@ -160,39 +150,22 @@ class Writer(_Thread):
     def _round(self, connection: sqlite3.Connection) -> bool:
         """One group; False when the end of the queue was reached."""
         try:
-            changed = connection.total_changes != self._copied_changes
-            first = self._queue.get(timeout=IDLE_SECONDS if changed else None)
+            first = self._queue.get(timeout=IDLE_SECONDS if self._changes.count else None)
         except Empty:
-            self._copy_back(connection)
+            self._copy_back()
             return True
         group, goes_on = self._group(first)
         if group:
-            self._answer(commit(connection, group))
-            if connection.total_changes - self._copied_changes > COPY_BACK_CHANGES:
-                self._copy_back(connection)
-            if self.log_is_long:
-                self._copy_rest(connection)
+            self._answer(commit(connection, group, self._patience))
+            if self._changes.count > COPY_BACK_CHANGES:
+                self._copy_back()
+            if self._log.long:
+                self._log.copy_rest(connection)
         return goes_on
 
-    def _copy_back(self, connection: sqlite3.Connection) -> None:
-        self._copied_changes = connection.total_changes
-        self._helper.put(Query(None, self._copied))
-
-    def _copied(self, connection: sqlite3.Connection) -> None:
-        self.note_log(checkpoint(connection))
-
-    def note_log(self, frames: int) -> None:
-        """How many frames the log holds; from any thread."""
-        self._log_frames = frames
-
-    def _copy_rest(self, connection: sqlite3.Connection) -> None:
-        """A rest that somebody else is copying just now is looked at again behind the next group."""
-        try:
-            _, frames, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            self._log_frames = 0 if copied >= frames else LOG_FRAMES_MAX + 1
-        except sqlite3.Error:
-            self._log_frames = 0
-            log.exception("copying the log back failed")
+    def _copy_back(self) -> None:
+        self._changes.reset()
+        self._log.copy_back()
 
     def _group(self, first: list[Transaction] | None) -> tuple[list[Transaction], bool]:
         group: list[Transaction] = []
@@ -208,12 +181,28 @@ class Writer(_Thread):
         return group, False
 
 
-def commit(connection: sqlite3.Connection, group: list[Transaction], *, begun: bool = False) -> list[Answer]:
-    """Run a group as one BEGIN … COMMIT; never raises. ``begun``: the transaction is open already."""
-    cursor = connection.cursor()
+def begin(connection: sqlite3.Connection, patience: float) -> None:
+    """Open a transaction that may write; raises when another process still holds the file after ``patience`` seconds.
+
+    SQLite's own waiting backs off to a tenth of a second, which starves who waits beside a busy writer.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.Error as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(ASK_AGAIN_SECONDS)
+
+
+def commit(connection: sqlite3.Connection, group: list[Transaction], patience: float | None) -> list[Answer]:
+    """Run a group as one BEGIN … COMMIT; never raises. ``patience`` of None: the transaction is open already."""
     try:
-        if not begun:
-            cursor.execute("BEGIN IMMEDIATE")
+        if patience is not None:
+            begin(connection, patience)
+        cursor = connection.cursor()
         answers = [_apply(cursor, item, alone=len(group) == 1) for item in group]
         if connection.in_transaction:
             cursor.execute("COMMIT")
@@ -229,7 +218,7 @@ def _apply(cursor: sqlite3.Cursor, item: Transaction, *, alone: bool) -> Answer:
     if not alone:
         cursor.execute("SAVEPOINT one")
     try:
-        written = _execute(cursor, item)
+        written = item.work(cursor)
     except Exception as error:
         failure = translated(error)
         if failure.code == "store_unavailable" or not cursor.connection.in_transaction:
@@ -242,19 +231,6 @@ def _apply(cursor: sqlite3.Cursor, item: Transaction, *, alone: bool) -> Answer:
     if not alone:
         cursor.execute("RELEASE one")
     return item.future, written, None
-
-
-def _execute(cursor: sqlite3.Cursor, item: Transaction) -> bool:
-    guard = item.guarded
-    for statement, rows in item.statements:
-        if len(rows) == 1:
-            cursor.execute(statement.text, statement.place(rows[0]))
-        else:
-            cursor.executemany(statement.text, [statement.place(row) for row in rows])
-        if guard and cursor.rowcount == 0:
-            return False
-        guard = False
-    return True
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

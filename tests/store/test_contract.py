@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.store.port import Admission, Store
+from runner.store.port import Admission, Appended, Store
 from tests.store.rows import PROJECT, admission, ended, ending, prompt, question, record, session, turn
 
 
@@ -119,33 +119,40 @@ async def test_an_ending_closes_other_prompts_too(store: Store):
 
 
 async def test_a_known_record_is_a_no_op_case_g10(store: Store):
-    """Cases G2 and G10: a repeated record changes nothing, alone or inside its batch."""
-    await store.append([record(1), record(2)])
-    await store.append([record(2, data=b'"other"'), record(3), record(3, data=b'"again"')])
+    """Cases G2 and G10: a repeated record changes nothing, alone or inside its batch, also behind its turn's ending."""
+    await store.admit(admission())
+    assert await store.append([record(1), record(2)]) == Appended(2)
+    again = [record(2, data=b'"other"'), record(3), record(3, data=b'"again"')]
+    assert await store.append(again) == Appended(3)
     assert await store.records(PROJECT, "s", None, 10) == [record(1), record(2), record(3)]
-    await store.append([record(9, record_id=record(1).record_id)])
+    assert await store.append([record(9, record_id=record(1).record_id)]) == Appended(1)
     assert len(await store.records(PROJECT, "s", None, 10)) == 3
+    await store.end(ending(turn()))
+    assert await store.append([record(1), record(2)], [question()]) == Appended(2)
+    assert await store.quarantined(PROJECT, 10) == []
+    assert await store.interactions(PROJECT) == [question()]
 
 
 async def test_a_cursor_is_never_given_to_two_records(store: Store):
-    await store.append([record(1)])
+    await store.admit(admission(records=[record(1)]))
     with pytest.raises(RunnerError) as caught:
         await store.append([record(2), record(1, record_id="rec_other")], [question()], [prompt()])
     assert caught.value.code == "internal"
     assert await store.records(PROJECT, "s", None, 10) == [record(1)]
     assert await store.interactions(PROJECT) == []
     assert await store.prompt(PROJECT, "s", "p1") is None
+    assert await store.quarantined(PROJECT, 10) == []
     with pytest.raises(RunnerError):
-        await store.admit(admission(records=[record(1, record_id="rec_other")]))
-    assert await store.open_turns() == []
+        await store.admit(admission("t2", 2, records=[record(1, record_id="rec_other")]))
+    assert await store.open_turns() == [turn()]
 
 
 async def test_a_refused_transaction_spares_its_neighbours_case_g8(store: Store):
     """Cases G2 and G8: what is committed in one group with a bad row lands."""
-    await store.append([record(1)])
+    await store.admit(admission("t1", records=[record(1)]))
     calls: list[Coroutine[Any, Any, Any]] = [store.append([record(n)]) for n in range(2, 20)]
     calls[7:7] = [store.append([record(50), record(1, record_id="rec_bad")])]
-    calls[12:12] = [store.admit(admission("t1")), store.admit(admission("t2"))]
+    calls[12:12] = [store.admit(other_session("o1")), store.admit(other_session("o2"))]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert [index for index, result in enumerate(results) if isinstance(result, RunnerError)] == [7]
     assert results[12] is True
@@ -153,18 +160,23 @@ async def test_a_refused_transaction_spares_its_neighbours_case_g8(store: Store)
     assert [row.n for row in await store.records(PROJECT, "s", None, 100)] == list(range(1, 20))
 
 
+def other_session(name: str) -> Admission:
+    return Admission(session("other"), turn(name, in_session="other"))
+
+
 async def test_records_come_in_cursor_order_behind_the_cursor(store: Store):
-    """Case H3: a record that arrives late for an older turn shifts nobody's cursor."""
+    """Case H3: nothing arrives behind a cursor that somebody has read past."""
     rows = [record(n, epoch) for epoch in (1, 2, 10) for n in (1, 2, 10)]
-    await store.append(rows[::-1])
+    for epoch in (1, 2, 10):
+        await store.admit(admission(f"t{epoch}", epoch, records=[record(n, epoch) for n in (10, 1, 2)]))
     assert await store.records(PROJECT, "s", None, 100) == rows
     assert await store.records(PROJECT, "s", (2, 2), 100) == rows[5:]
     assert await store.records(PROJECT, "s", (2, 2), 2) == rows[5:7]
     assert await store.records(PROJECT, "s", (10, 10), 100) == []
     assert await store.records(PROJECT, "s", None, 0) == []
     assert await store.records(PROJECT, "s", None, -1) == []
-    await store.append([record(3, 1)])
-    assert await store.records(PROJECT, "s", (2, 2), 100) == rows[5:]
+    assert await store.append([record(3, 1)]) == Appended(0, 1)
+    assert await store.records(PROJECT, "s", None, 100) == rows
 
 
 async def test_sessions_are_listed_newest_first_case_g14(store: Store):
@@ -198,15 +210,17 @@ async def test_an_ended_session_stays_ended_and_keeps_its_creation(store: Store)
 
 
 async def test_last_turn_is_the_highest_epoch_and_open_turns_are_all(store: Store):
+    await store.admit(admission("t2", 2))
     await store.admit(admission("t9", 9))
     await store.admit(admission("t10", 10))
-    await store.admit(admission("t2", 2))
     await store.admit(Admission(session(project="p2"), turn("t1", project="p2", started_at=1)))
     await store.end(ending(turn("t9", 9)))
     last = await store.last_turn(PROJECT, "s")
     assert last is not None
     assert last.turn_id == "t10"
     assert [row.turn_id for row in await store.open_turns()] == ["t1", "t2", "t10"]
+    assert [row.turn_id for row in await store.open_turns((PROJECT, "s"))] == ["t2", "t10"]
+    assert await store.open_turns(("p2", "other")) == []
 
 
 async def test_an_answer_is_claimed_by_compare_and_set_case_f12(store: Store):

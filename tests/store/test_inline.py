@@ -43,6 +43,7 @@ async def test_a_small_commit_wakes_no_thread(store: SqliteStore, by_thread: lis
 
 
 async def test_a_large_one_is_the_threads_and_what_follows_keeps_the_order(store: SqliteStore, by_thread: list[int]):
+    await store.admit(admission())
     many = [record(n) for n in range(1, inline.ROWS_MAX + 2)]
     large = asyncio.ensure_future(store.append(many))
     await asyncio.sleep(0)

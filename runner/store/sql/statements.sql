@@ -1,7 +1,9 @@
 -- name: insert_turn
 INSERT INTO turns (project, session_id, turn_id, epoch, replica_id, prompt_id, started_at, resumes, outcome,
                    stop_reason, ended_at, result)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+WHERE NOT EXISTS (SELECT 1 FROM turns WHERE project = ?1 AND session_id = ?2 AND epoch > ?4)
+  AND NOT EXISTS (SELECT 1 FROM sessions WHERE project = ?1 AND session_id = ?2 AND head_epoch >= ?4)
 ON CONFLICT DO NOTHING;
 
 -- name: end_turn
@@ -19,7 +21,8 @@ ON CONFLICT (project, session_id) DO UPDATE SET
     head_n = excluded.head_n,
     config = excluded.config,
     agent_state = excluded.agent_state,
-    usage = excluded.usage;
+    usage = excluded.usage
+WHERE (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
 
 -- name: save_prompt
 INSERT INTO prompts (project, session_id, prompt_id, digest, state, turn_id, created_at, content, result)
@@ -50,6 +53,48 @@ INSERT INTO records (project, session_id, record_id, turn_id, prompt_id, epoch, 
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 ON CONFLICT (project, record_id) DO NOTHING;
 
+-- name: set_aside
+INSERT INTO quarantine (project, session_id, record_id, turn_id, prompt_id, epoch, n, type, data, at, reason, aside_at)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+WHERE NOT EXISTS (SELECT 1 FROM records WHERE project = ?1 AND record_id = ?3)
+ON CONFLICT DO NOTHING;
+
+-- name: insert_command
+INSERT INTO commands (project, session_id, command_id, kind, state, turn_id, arrived_at, idempotency_key, arguments,
+                      outcome, claimed_by, claimed_until, deliveries, finished_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14);
+
+-- name: insert_command_key
+INSERT INTO command_keys (project, session_id, idempotency_key, command_id)
+VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT DO NOTHING;
+
+-- name: claim_command
+UPDATE commands SET state = 'claimed', claimed_by = ?3, claimed_until = ?5, deliveries = deliveries + 1
+WHERE project = ?1 AND command_id = ?2 AND deliveries < ?6
+  AND (state = 'pending' OR (state = 'claimed' AND claimed_until <= ?4));
+
+-- name: settle_command
+UPDATE commands SET state = ?3, outcome = ?4, finished_at = ?5
+WHERE project = ?1 AND command_id = ?2
+  AND (state IN ('pending', 'claimed') OR (?6 AND state = 'applied' AND finished_at IS NULL));
+
+-- name: end_command
+UPDATE commands SET state = ?3, outcome = ?4, finished_at = ?5
+WHERE project = ?1 AND command_id = ?2 AND finished_at IS NULL;
+
+-- name: drop_commands
+DELETE FROM commands
+WHERE project = ?1 AND session_id = ?2 AND finished_at IS NOT NULL AND seq <= (
+    SELECT seq FROM commands WHERE project = ?1 AND session_id = ?2 AND finished_at IS NOT NULL
+    ORDER BY seq DESC LIMIT 1 OFFSET ?3
+);
+
+-- name: drop_command_keys
+DELETE FROM command_keys
+WHERE project = ?1 AND session_id = ?2
+  AND command_id NOT IN (SELECT command_id FROM commands WHERE project = ?1 AND session_id = ?2);
+
 -- name: empty_ended_session
 UPDATE sessions SET config = '{}', agent_state = '{}'
 WHERE project = ?1 AND session_id = ?2 AND ended_at IS NOT NULL;
@@ -65,6 +110,15 @@ DELETE FROM interactions WHERE project = ?1 AND session_id = ?2;
 
 -- name: delete_records
 DELETE FROM records WHERE project = ?1 AND session_id = ?2;
+
+-- name: delete_commands
+DELETE FROM commands WHERE project = ?1 AND session_id = ?2;
+
+-- name: delete_command_keys
+DELETE FROM command_keys WHERE project = ?1 AND session_id = ?2;
+
+-- name: delete_quarantine
+DELETE FROM quarantine WHERE project = ?1 AND session_id = ?2;
 
 -- name: touch
 UPDATE meta SET value = ?1 WHERE name = 'store_id';
@@ -104,6 +158,69 @@ SELECT project, session_id, turn_id, epoch, replica_id, prompt_id, started_at, r
 FROM turns WHERE outcome IS NULL
 ORDER BY started_at, project, session_id, epoch;
 
+-- name: session_open_turns
+SELECT project, session_id, turn_id, epoch, replica_id, prompt_id, started_at, resumes, outcome, stop_reason, ended_at,
+       result
+FROM turns WHERE project = ?1 AND session_id = ?2 AND outcome IS NULL
+ORDER BY started_at, epoch;
+
+-- name: paused_turns
+SELECT project, session_id, turn_id, epoch, replica_id, prompt_id, started_at, resumes, outcome, stop_reason, ended_at,
+       result
+FROM turns AS paused
+WHERE outcome = 'paused'
+  AND NOT EXISTS (
+    SELECT 1 FROM turns
+    WHERE project = paused.project AND session_id = paused.session_id AND epoch > paused.epoch
+  )
+  AND EXISTS (
+    SELECT 1 FROM sessions
+    WHERE project = paused.project AND session_id = paused.session_id AND ended_at IS NULL
+  )
+ORDER BY started_at, project, session_id, epoch;
+
+-- name: standing
+SELECT (SELECT MAX(epoch) FROM turns WHERE project = ?1 AND session_id = ?2),
+       (SELECT head_epoch FROM sessions WHERE project = ?1 AND session_id = ?2),
+       (SELECT epoch FROM turns WHERE project = ?1 AND session_id = ?2 AND turn_id = ?3),
+       (SELECT outcome FROM turns WHERE project = ?1 AND session_id = ?2 AND turn_id = ?3);
+
+-- name: record_exists
+SELECT 1 FROM records WHERE project = ?1 AND record_id = ?2;
+
+-- name: quarantined
+SELECT seq, project, session_id, record_id, turn_id, prompt_id, epoch, n, type, data, at, reason, aside_at
+FROM quarantine WHERE project = ?1 AND seq > ?2
+ORDER BY seq LIMIT ?3;
+
+-- name: command
+SELECT project, session_id, command_id, kind, state, turn_id, arrived_at, idempotency_key, arguments, outcome,
+       claimed_by, claimed_until, deliveries, finished_at
+FROM commands WHERE project = ?1 AND command_id = ?2;
+
+-- name: command_of_key
+SELECT project, session_id, command_id, kind, state, turn_id, arrived_at, idempotency_key, arguments, outcome,
+       claimed_by, claimed_until, deliveries, finished_at
+FROM commands WHERE project = ?1 AND command_id = (
+    SELECT command_id FROM command_keys WHERE project = ?1 AND session_id = ?2 AND idempotency_key = ?3
+);
+
+-- name: same_command
+SELECT project, session_id, command_id, kind, state, turn_id, arrived_at, idempotency_key, arguments, outcome,
+       claimed_by, claimed_until, deliveries, finished_at
+FROM commands
+WHERE project = ?1 AND session_id = ?2 AND kind = ?3 AND COALESCE(turn_id, '') = COALESCE(?4, '')
+  AND state IN ('pending', 'claimed');
+
+-- name: open_commands
+SELECT project, session_id, command_id, kind, state, turn_id, arrived_at, idempotency_key, arguments, outcome,
+       claimed_by, claimed_until, deliveries, finished_at
+FROM commands WHERE finished_at IS NULL ORDER BY arrived_at, seq;
+
+-- name: session_open_commands
+SELECT project, session_id, command_id, kind, state, turn_id, arrived_at, idempotency_key, arguments, outcome,
+       claimed_by, claimed_until, deliveries, finished_at
+FROM commands WHERE project = ?1 AND session_id = ?2 AND finished_at IS NULL ORDER BY arrived_at, seq;
 -- name: records
 SELECT project, session_id, record_id, turn_id, prompt_id, epoch, n, type, data, at
 FROM records WHERE project = ?1 AND session_id = ?2 AND (epoch, n) > (?3, ?4)
