@@ -22,9 +22,9 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.port import ReplicaInfo
 from runner.sandbox.statelock import StateLock, reap_leftovers
-from runner.server.app import build_app, start_site, stop_site
+from runner.server.app import Application, build_app, start_site, stop_site
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken, is_loopback
-from runner.session.placing import Placement
+from runner.server.gateway import build_gateway
 
 log = logging.getLogger("runner")
 
@@ -122,9 +122,7 @@ async def serve(
         stack.push_async_callback(replica.close)
         await _bury(replica, dead)
         stop = _stop_by_signals()
-        owners = replica.services.owners
-        place = Placement(owners.others) if gateway else None
-        app = build_app(replica.coordinator, settings, tokens, bind_host=host, owners=owners, place=place)
+        app = _app(replica, settings, tokens, host, gateway=gateway)
         site, url = await start_site(app, host, port)
         stack.push_async_callback(stop_site, site)
         stack.push_async_callback(replica.coordinator.drain, settings.turn.drain_seconds)
@@ -137,6 +135,22 @@ async def serve(
         await stop.wait()
         log.info("draining")
     return 0
+
+
+def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: str, *, gateway: bool) -> Application:
+    sessions, services = replica.coordinator, replica.services
+    if not gateway:
+        return build_app(sessions, settings, tokens, owners=services.owners, bind_host=host)
+    return build_gateway(
+        sessions,
+        settings,
+        tokens,
+        owners=services.owners,
+        plane=replica.plane,
+        store=services.store,
+        clock=services.clock,
+        bind_host=host,
+    )
 
 
 async def _bury(replica: Replica, dead: list[str]) -> None:

@@ -25,6 +25,7 @@ from runner.session.port import Sessions
 log = logging.getLogger("runner.server")
 
 KEEPALIVE_SECONDS: Final = 75.0
+Application = web.Application
 SCOPE_OF: Final = {route.handler: route.scope for route in (*ROUTES, *COORDINATION_ROUTES)}
 
 

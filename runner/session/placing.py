@@ -17,10 +17,12 @@ class Placement:
 
     Args:
         others: announced replicas but this one, without those that are provably gone.
+        serves: whether a replica, by its id, works for a project.
     """
 
-    def __init__(self, others: Callable[[], Awaitable[list[ReplicaInfo]]]) -> None:
+    def __init__(self, others: Callable[[], Awaitable[list[ReplicaInfo]]], serves: Callable[[str, str], bool]) -> None:
         self._others = others
+        self._serves = serves
 
     async def __call__(self, project: str, session_id: str, failed: Collection[str]) -> Elsewhere:
         """The runner for a session; the same one as long as it is there.
@@ -33,7 +35,11 @@ class Placement:
         Raises:
             RunnerError: ``plane_unavailable`` (retryable) when no runner is left.
         """
-        urls = {info.replica_id: info.advertise_url for info in await self._others() if info.advertise_url}
+        urls = {
+            info.replica_id: info.advertise_url
+            for info in await self._others()
+            if info.advertise_url and self._serves(info.replica_id, project)
+        }
         chosen = choose(project, session_id, urls.keys() - set(failed))
         if chosen is None:
             text = f"{NO_RUNNER} {len(failed)} could not be reached." if failed else NO_RUNNER

@@ -31,11 +31,13 @@ def test_projects_are_spread_apart() -> None:
     assert any(choose("one", session, REPLICAS) != choose("two", session, REPLICAS) for session in SESSIONS)
 
 
-async def test_placement_passes_over_who_failed_and_who_has_no_address() -> None:
-    async def others() -> list[ReplicaInfo]:
-        return [ReplicaInfo("rep_a", "http://a"), ReplicaInfo("rep_b"), ReplicaInfo("rep_c", "http://c")]
+async def test_placement_passes_over_who_failed_and_who_has_no_address_or_another_project() -> None:
+    theirs = ReplicaInfo("rep_d", "http://d")
 
-    place = Placement(others)
+    async def others() -> list[ReplicaInfo]:
+        return [ReplicaInfo("rep_a", "http://a"), ReplicaInfo("rep_b"), ReplicaInfo("rep_c", "http://c"), theirs]
+
+    place = Placement(others, lambda replica, project: (replica, project) != ("rep_d", "default"))
     first = await place("default", "s1", ())
     second = await place("default", "s1", {first.replica_id})
     assert {first.replica_id, second.replica_id} == {"rep_a", "rep_c"}
