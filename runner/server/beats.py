@@ -71,10 +71,16 @@ async def post_heartbeat(request: web.Request) -> web.Response:
 
 
 async def _floor(own: Coordination, project: str, body: HeartbeatRequest) -> int:
-    """What a runner that names no floor would have found in the store (DESIGN 3.1.8)."""
-    if body.phase != "running":
+    """What a runner that names no floor would have found in the store (DESIGN 3.1.8); a renewal needs none."""
+    if body.phase != "running" or body.epoch:
         return 0
-    last = await own.store.last_turn(project, body.session_id)
+    try:
+        last = await own.store.last_turn(project, body.session_id)
+    except RunnerError:
+        holder = await own.plane.look(project, body.session_id)
+        if holder is None or holder.alive != body.turn_id:
+            raise
+        return 0
     return last.epoch if last is not None and last.turn_id != body.turn_id else 0
 
 
