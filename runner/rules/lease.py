@@ -195,9 +195,9 @@ def decide(
         after = _taken(current, beat, now, expires_at)
     elif chosen is Move.RENEW:
         after = replace(current, running=beat.turn_id, expires_at=expires_at)
-    elif beat.phase == "paused":
+    elif chosen is Move.PAUSE or (chosen is Move.RESTORE and beat.phase == "paused"):
         after = replace(_kept(current, beat, now, expires_at), alive=beat.turn_id, parked=False)
-    elif beat.phase != "ended" or beat.seat_parked:
+    elif chosen is not Move.END or beat.seat_parked:
         after = _kept(current, beat, now, expires_at)
     else:
         after = _released(current, beat.turn_id, beat.epoch)

@@ -110,7 +110,7 @@ def test_a_pause_releases_running_and_keeps_alive():
     lease = after(beat("t1", phase="paused"), lease=lease, now=9.0)
     assert lease.expires_at == 29.0
     late = after(beat("t1"), lease=lease, now=9.0)
-    assert late.running is None
+    assert (late.alive, late.running, late.parked) == ("t1", None, False)
 
 
 def test_a_resume_is_admitted_while_its_predecessor_is_paused():
