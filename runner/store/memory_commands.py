@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from runner.rules.command import OPEN
 from runner.store import rows
 from runner.store.port import CommandRow
 from runner.terms import CommandState
-
-OPEN = frozenset({CommandState.PENDING, CommandState.CLAIMED})
 
 
 class MemoryCommands:

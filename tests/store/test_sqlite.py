@@ -277,7 +277,15 @@ async def test_no_hot_statement_scans_a_table(sqlite: SqliteStore, name: str):
     details = [str(row[3]) for row in plan]
     few = ("CONSTANT ROW", "turns_open", "turns_paused", "commands_unfinished")
     assert [detail for detail in details if detail.startswith("SCAN") and not any(word in detail for word in few)] == []
-    if name in ("records", "sessions", "sessions_before", "last_turn", "session_interactions", "open_interactions", "quarantined"):
+    if name in (
+        "records",
+        "sessions",
+        "sessions_before",
+        "last_turn",
+        "session_interactions",
+        "open_interactions",
+        "quarantined",
+    ):
         assert not any("ORDER BY" in detail and "RIGHT PART" not in detail for detail in details)
 
 
