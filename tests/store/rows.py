@@ -7,6 +7,7 @@ from dataclasses import replace
 from runner.ids import record_id
 from runner.store.port import (
     Admission,
+    CommandRow,
     Ending,
     InteractionRow,
     PromptRow,
@@ -16,6 +17,8 @@ from runner.store.port import (
 )
 
 PROJECT = "p"
+AT = 7777
+"""What the clock of a store under test says."""
 
 
 def session(name: str = "s", at: int = 1000, **more) -> SessionRow:
@@ -49,6 +52,11 @@ def record(n: int, epoch: int = 1, in_session: str = "s", **more) -> RecordRow:
         **more,
     }
     return RecordRow(session_id=in_session, epoch=epoch, n=n, **values)
+
+
+def command(name: str = "c1", in_session: str = "s", **more) -> CommandRow:
+    values = {"kind": "cancel", "state": "pending", "turn_id": "t1", "arrived_at": 1000, "project": PROJECT, **more}
+    return CommandRow(session_id=in_session, command_id=name, **values)
 
 
 def admission(name: str = "t1", epoch: int = 1, **more) -> Admission:

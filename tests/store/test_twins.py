@@ -15,7 +15,8 @@ from runner.errors import RunnerError
 from runner.store.memory import MemoryStore
 from runner.store.port import Admission, Store
 from runner.store.sqlite import SqliteStore
-from tests.store.rows import PROJECT, ending, prompt, question, record, session, turn
+from tests.store.conftest import FixedClock
+from tests.store.rows import PROJECT, command, ending, prompt, question, record, session, turn
 
 Call = Callable[[Store], Coroutine[Any, Any, Any]]
 
@@ -36,11 +37,27 @@ RECORDS = st.builds(record, st.integers(1, 3), st.integers(1, 2), SESSIONS, at=I
 )
 
 
-def ended_session(name: str, at: int, ended: bool) -> Any:
-    return session(name, at, ended_at=at if ended else None, config={"at": at})
+def ended_session(name: str, at: int, ended: bool, epoch: int, n: int) -> Any:
+    return session(name, at, ended_at=at if ended else None, config={"at": at}, head_epoch=epoch, head_n=n)
 
 
-ROWS = st.builds(ended_session, SESSIONS, INSTANTS, st.booleans())
+ROWS = st.builds(ended_session, SESSIONS, INSTANTS, st.booleans(), st.integers(0, 2), st.integers(0, 1))
+COMMANDS = st.builds(
+    command,
+    st.sampled_from(["c1", "c2", "c3"]),
+    SESSIONS,
+    kind=st.sampled_from(["cancel", "kill"]),
+    turn_id=st.sampled_from([None, "t1"]),
+    arrived_at=INSTANTS,
+    idempotency_key=st.none() | st.sampled_from(["k1", "k2"]),
+)
+SETTLED = st.builds(
+    command,
+    st.sampled_from(["c1", "c2", "c3"]),
+    state=st.sampled_from(["applied", "obsolete"]),
+    outcome=st.just("stopped"),
+    finished_at=INSTANTS,
+)
 MORE = {
     "interactions": st.lists(QUESTIONS, max_size=2),
     "records": st.lists(RECORDS, max_size=3),
@@ -51,14 +68,21 @@ def admit(row: Any, of: Any, prompt_row: Any, interactions: Any, records: Any) -
     return lambda store: store.admit(Admission(row, of, prompt_row, interactions, records))
 
 
-def end(of: Any, outcome: str, prompts: Any, interactions: Any, records: Any) -> Call:
-    row = ending(of, outcome, others=prompts, interactions=interactions, records=records)
+def end(of: Any, outcome: str, prompts: Any, commands: Any, interactions: Any, records: Any) -> Call:
+    row = ending(of, outcome, others=prompts, commands=commands, interactions=interactions, records=records)
     return lambda store: store.end(row)
 
 
 CALLS = st.one_of(
     st.builds(admit, ROWS, TURNS, st.none() | PROMPTS, *MORE.values()),
-    st.builds(end, TURNS, st.sampled_from(["completed", "lost"]), st.lists(PROMPTS, max_size=2), *MORE.values()),
+    st.builds(
+        end,
+        TURNS,
+        st.sampled_from(["completed", "lost", "paused"]),
+        st.lists(PROMPTS, max_size=2),
+        st.lists(SETTLED, max_size=2),
+        *MORE.values(),
+    ),
     st.builds(lambda row: lambda store: store.save_session(row), ROWS),
     st.builds(
         lambda records, interactions, prompts: lambda store: store.append(records, interactions, prompts),
@@ -71,6 +95,19 @@ CALLS = st.one_of(
         QUESTIONS,
         st.sampled_from(["pending", "answered"]),
     ),
+    st.builds(lambda row: lambda store: store.submit_command(row), COMMANDS | SETTLED),
+    st.builds(
+        lambda name, now: lambda store: store.claim_command(PROJECT, name, "r", now, now + 2, 2),
+        st.sampled_from(["c1", "c2", "c3"]),
+        INSTANTS,
+    ),
+    st.builds(
+        lambda name, state, outcome: lambda store: store.settle_command(PROJECT, name, state, outcome, 9),
+        st.sampled_from(["c1", "c2", "c3"]),
+        st.sampled_from(["applied", "obsolete"]),
+        st.sampled_from([None, "stopped"]),
+    ),
+    st.builds(lambda records: lambda store: store.quarantine(records, "why", 9), MORE["records"]),
     st.builds(lambda name: lambda store: store.delete_session_content(PROJECT, name), SESSIONS),
 )
 
@@ -91,15 +128,20 @@ async def everything(store: Store) -> list[Any]:
         seen += [await store.turn(PROJECT, name, one) for one in ("t1", "t2", "t3")]
         seen += [await store.prompt(PROJECT, name, one) for one in ("p1", "p2")]
         seen.append(await store.interactions(PROJECT, name, "pending"))
+        seen += [await store.open_turns((PROJECT, name)), await store.open_commands((PROJECT, name))]
+    seen += [await store.command(PROJECT, name) for name in ("c1", "c2", "c3")]
+    seen += [await store.open_commands(), await store.paused_turns()]
+    seen.append([row for _, row in await store.quarantined(PROJECT, 100)])
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.lists(CALLS, min_size=1, max_size=4), max_size=8))
 def test_both_stores_answer_the_same(rounds: list[list[Call]]):
     async def compare() -> None:
         with TemporaryDirectory() as folder:
-            sqlite, memory = await SqliteStore.open(Path(folder) / "db"), MemoryStore()
+            clock = FixedClock()
+            sqlite, memory = await SqliteStore.open(Path(folder) / "db", clock=clock), MemoryStore(clock=clock)
             try:
                 for calls in rounds:
                     one = await asyncio.gather(*(answer(call, sqlite) for call in calls))
