@@ -44,6 +44,8 @@ class Server:
         env: more variables of the server process.
     """
 
+    command = COMMAND
+
     def __init__(
         self,
         folder: Path,
@@ -71,7 +73,7 @@ class Server:
         own = {name: value for name, value in os.environ.items() if not name.startswith("ACP_RUNNER_")}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*COMMAND, "--state-dir", str(self.state_dir), "--config", str(self.config)],
+                [*self.command, "--state-dir", str(self.state_dir), "--config", str(self.config)],
                 env={**own, "TERM": "dumb", **self._env},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

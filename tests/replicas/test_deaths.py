@@ -1,0 +1,169 @@
+"""Owners that are killed, frozen and drained; a plane that is killed: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.client import ApiError
+from tests.agents import Gate
+from tests.e2e.server import SECONDS
+from tests.replicas.bed import BEAT, LEASE, Cluster, Session, until_async
+from tests.replicas.conftest import Sessions
+from tests.replicas.test_any_replica import ASKING, POLITE, gated, paused
+
+SURVIVED_SECONDS = 5.0
+"""How long a session may be unusable behind the death of its owner on the same machine."""
+
+
+def outcomes(records: list[dict[str, Any]]) -> dict[str, str]:
+    return {record["data"]["turn_id"]: record["data"]["outcome"] for record in records if record["type"] == "done"}
+
+
+async def test_an_owner_that_is_killed_is_survived(fresh: Cluster, sessions: Sessions, tmp_path: Path) -> None:
+    """Cases L2, M1 and M3: one ``lost`` ending, written once; the next prompt runs at the survivor at once."""
+    session, cluster = sessions(), fresh
+    gate = Gate(tmp_path / "gate")
+    turn = session.dispatch(cluster.a, gated(gate))
+    await gate.reached(SECONDS)
+    assert await session.owner(turn) is cluster.a
+    through = session.dispatch(cluster.b, gated(gate))
+    assert (await through.result())["error"]["code"] == "session_turn_in_use"
+    following = asyncio.create_task(_until_idle(session, cluster))
+    await asyncio.sleep(0)
+    cluster.a.kill()
+    began = time.monotonic()
+    result = await session.prompt(cluster.b, POLITE)
+    assert time.monotonic() - began < SURVIVED_SECONDS
+    assert (result["ok"], result["text"], result["start"]) == (True, "next", "cold")
+    with pytest.raises(ApiError) as broken:
+        await turn.result()
+    assert broken.value.code == "stream_broken"
+    lost = (await turn.event("turn_admitted"))["turn_id"]
+    records = await session.check(*[door for door in cluster.doors if door is not cluster.a])
+    assert outcomes(records) == {lost: "lost", result["turn_id"]: "completed"}
+    async with asyncio.timeout(SECONDS):
+        seen = await following
+    assert [line["data"]["outcome"] for line in seen if line["type"] == "done"] == ["lost", "completed"]
+    cluster.a.start()
+    assert (await session.prompt(cluster.a, POLITE))["start"] == "hit"
+    assert outcomes(await session.check())[lost] == "lost"
+
+
+async def _until_idle(session: Session, cluster: Cluster) -> list[dict[str, Any]]:
+    """What a follower at the survivor sees until the next turn is over."""
+    seen: list[dict[str, Any]] = []
+    async for line in session.at(cluster.b).events(session.session, follow=True):
+        seen.append(line)
+        if line["type"] == "done" and line["data"]["outcome"] == "completed":
+            break
+    return seen
+
+
+async def test_a_restart_takes_over_from_itself(fresh: Cluster, sessions: Sessions, tmp_path: Path) -> None:
+    """Case M1: killed and started again within its own lease, with nobody else there."""
+    session, cluster = sessions(), fresh
+    gate = Gate(tmp_path / "gate")
+    turn = session.dispatch(cluster.a, gated(gate))
+    await gate.reached(SECONDS)
+    lost = (await turn.event("turn_admitted"))["turn_id"]
+    cluster.a.kill()
+    cluster.a.start()
+    began = time.monotonic()
+    result = await session.prompt(cluster.a, POLITE)
+    assert time.monotonic() - began < SURVIVED_SECONDS
+    assert result["ok"]
+    records = await session.check()
+    assert outcomes(records) == {lost: "lost", result["turn_id"]: "completed"}
+
+
+async def test_nothing_counts_that_a_frozen_owner_does_when_it_wakes(
+    fresh: Cluster, sessions: Sessions, tmp_path: Path
+) -> None:
+    """Case B10: frozen past its lease; another replica runs the session; then it wakes with a turn half done."""
+    session, cluster = sessions(), fresh
+    gate = Gate(tmp_path / "gate")
+    turn = session.dispatch(cluster.a, gated(gate))
+    await gate.reached(SECONDS)
+    lost = (await turn.event("turn_admitted"))["turn_id"]
+    cluster.a.freeze()
+    with pytest.raises(ApiError) as owned:
+        await session.dispatch(cluster.b, POLITE, prompt_id="early").result()
+    assert (owned.value.code, owned.value.problem["owner"]) == ("owned_elsewhere", cluster.a.replica_id)
+    await asyncio.sleep(LEASE)
+    result = await session.prompt(cluster.b, POLITE, prompt_id="early")
+    assert result["ok"]
+    before = await session.records(cluster.b)
+    gate.open()
+    await asyncio.sleep(BEAT)
+    cluster.a.thaw()
+    with pytest.raises(ApiError):
+        await _whole(turn)
+    await until_async(lambda: _forgotten(session, cluster), "the woken replica gives the session up")
+    assert await session.records(cluster.b) == before
+    assert outcomes(await session.check())[lost] == "lost"
+    assert (await session.prompt(cluster.a, POLITE))["start"] == "hit"
+    other = sessions()
+    assert (await other.prompt(cluster.a, POLITE))["ok"]
+    await other.check()
+
+
+async def _whole(turn: Any) -> None:
+    """The stream of a superseded turn either breaks or says so; it never says that the turn went well."""
+    result = await turn.result()
+    assert not result["ok"], result
+    raise ApiError("superseded", 200, "it ended so")
+
+
+async def _forgotten(session: Session, cluster: Cluster) -> bool:
+    view = await session.view(cluster.a)
+    return bool(view["state"] == "idle" and view == await session.view(cluster.b))
+
+
+async def test_a_drain_hands_its_sessions_over(fresh: Cluster, sessions: Sessions, tmp_path: Path) -> None:
+    """Case M4: a short turn, a long one and a paused one, with nobody connected; then another replica goes on."""
+    cluster = fresh
+    short, long, parked = sessions(), sessions(), sessions()
+    gates = [Gate(tmp_path / "short"), Gate(tmp_path / "long")]
+    await paused(parked, cluster.a, ASKING)
+    for session, gate in zip((short, long), gates, strict=True):
+        turn = session.dispatch(cluster.a, gated(gate))
+        await gate.reached(SECONDS)
+        await turn.drop()
+    cluster.a.terminate()
+    gates[0].open()
+    assert await asyncio.to_thread(cluster.a.exit_code) == 0, cluster.said()
+    doors = [door for door in cluster.doors if door is not cluster.a]
+    assert list(outcomes(await short.check(*doors)).values()) == ["completed"]
+    assert list(outcomes(await long.check(*doors)).values()) in (["cancelled"], ["failed"])
+    for session in (short, long, parked):
+        result = await session.prompt(cluster.b, POLITE)
+        assert (result["ok"], result["text"]) == (True, "next"), result
+        await session.check(*doors)
+
+
+@pytest.mark.parametrize("down", [0.5 * LEASE, 2 * LEASE], ids=["within the lease", "past the lease"])
+async def test_a_plane_that_is_killed_and_comes_back_is_ridden_out(
+    fresh: Cluster, sessions: Sessions, tmp_path: Path, down: float
+) -> None:
+    """Case M8: the turn goes on, ends and is whole; the session is as warm as before."""
+    session, cluster = sessions(), fresh
+    gate = Gate(tmp_path / "gate")
+    turn = session.dispatch(cluster.a, gated(gate))
+    await gate.reached(SECONDS)
+    cluster.kill_plane()
+    await asyncio.sleep(down)
+    cluster.restart_plane()
+    gate.open()
+    result = await turn.result()
+    assert (result["outcome"], result["text"]) == ("completed", "one two"), cluster.said()
+    records = await session.check()
+    assert outcomes(records) == {result["turn_id"]: "completed"}
+    messages = [record["data"]["text"] for record in records if record["type"] == "message"]
+    assert "".join(messages) == "one two"
+    assert (await session.prompt(cluster.b, POLITE))["ok"]
+    await session.check()
