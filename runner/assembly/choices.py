@@ -45,7 +45,6 @@ def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool)
     return RedisLeasePlane(
         lease.url,
         lease_seconds=lease.lease_seconds,
-        clock=clock,
         timeout_seconds=lease.beat_timeout_seconds,
         has_ended=has_ended,
     )
