@@ -36,7 +36,7 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     verdict = admission.first_answer(admitted=answer.admitted, locally_busy=busy, chain_gone=gone)
     if verdict is admission.Verdict.REFUSED:
         if answer.admitted:
-            await _give_back(turn)
+            await services.beats.give_back(turn.beat("running"))
         return False
     session.current = run
     stored = False
@@ -50,7 +50,7 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     finally:
         if not stored:
             session.current = None
-            await _give_back(turn)
+            await services.beats.give_back(turn.beat("running"))
     if stored:
         _accept(turn)
     return stored
@@ -72,11 +72,6 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
     if not answer.admitted and answer.owner is not None and await owners.gone(answer.owner):
         return await services.beats.first(turn.beat("running"))
     return answer
-
-
-async def _give_back(turn: TurnContext) -> None:
-    parked = turn.services.pool.live(turn.session.key) is not None
-    await turn.services.beats.end(turn.beat("ended", parked=parked))
 
 
 async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> int:
@@ -124,7 +119,7 @@ async def _make_durable(turn: TurnContext, answer: BeatAnswer, written: int) -> 
 
 async def _insert(turn: TurnContext, answer: BeatAnswer, written: int) -> bool:
     session, outbox, head = turn.session, turn.session.outbox, turn.session.head
-    if session.paused is not None:
+    if session.paused is not None and session.paused.live is not None:
         # Until this turn is admitted or not, nobody else may write: the agent's words wait in its inbox.
         session.paused.live.inbox.on_items = None
     before, busy_before = (head.epoch, head.n), session.busy

@@ -10,7 +10,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.leases.port import Heartbeat, LeasePlane, ReplicaInfo
+from runner.leases.port import Heartbeat, LeasePlane, Note, ReplicaInfo
 from runner.rules.pool import Key
 from runner.session.reconcile import close_session
 from runner.store.port import Store, TurnRow
@@ -94,15 +94,23 @@ class Owners:
         except RunnerError:
             return False
         info = known.get(replica_id)
-        if info is None or not await asyncio.to_thread(self._proven_dead, info):
+        if info is None or not self._proven_dead(info):
             return False
         await self.bury(info)
         return True
 
+    async def push(self, replica_id: str, note: Note) -> bool:
+        """Send a note to another replica; False when nobody listened, or the plane is away."""
+        try:
+            return await self._plane.push(replica_id, note)
+        except RunnerError as error:
+            log.warning("a note to %s was not sent: %s", replica_id, error.message)
+            return False
+
     async def others(self) -> list[ReplicaInfo]:
         """Announced replicas but this one, those that are provably gone left out."""
         found = [info for info in await self._plane.replicas() if info.replica_id != self.me.replica_id]
-        return [info for info in found if not await asyncio.to_thread(self._proven_dead, info)]
+        return [info for info in found if not self._proven_dead(info)]
 
     async def watch(self) -> None:
         """Look for replicas that died, for ever; a failing round does not end it."""
@@ -110,7 +118,7 @@ class Owners:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 for info in await self._plane.replicas():
-                    if info.replica_id != self.me.replica_id and await asyncio.to_thread(self._proven_dead, info):
+                    if info.replica_id != self.me.replica_id and self._proven_dead(info):
                         await self.bury(info)
             except RunnerError as error:
                 log.debug("a watch round failed: %s", error.message)
