@@ -10,6 +10,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, Store
+from runner.store.rows import REFUSED
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner.session")
@@ -166,10 +167,13 @@ class Outbox:
     async def set_aside(self, ending: Ending) -> None:
         """Somebody else wrote the turn's one ending: these records are kept where no reader sees them (DESIGN 3.9)."""
         log.error("turn %s had already ended; its ending was dropped", ending.turn.turn_id)
+        await self._quarantine(ending.records, "ended_otherwise", ending.turn.ended_at or 0)
+
+    async def _quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         try:
-            await self._store.quarantine(ending.records, "ended_otherwise", ending.turn.ended_at or 0)
+            await self._store.quarantine(records, reason, at)
         except RunnerError as error:
-            log.error("records of turn %s are lost: %s", ending.turn.turn_id, error)
+            log.error("%d records of %s are lost: %s", len(records), self._name, error)
 
     async def _append(self, batch: Batch) -> None:
         questions, prompts = list(batch.questions.values()), list(batch.prompts.values())
@@ -193,6 +197,5 @@ class Outbox:
             except RunnerError as error:
                 if error.code != "internal":
                     raise
-                log.error(
-                    "record %s (%s) of %s was refused and is lost: %s", row.record_id, row.type, self._name, error
-                )
+                log.error("record %s (%s) of %s was refused: %s", row.record_id, row.type, self._name, error)
+                await self._quarantine([row], REFUSED, row.at)

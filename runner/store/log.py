@@ -28,11 +28,6 @@ def checkpoint(connection: sqlite3.Connection, mode: str = "PASSIVE") -> Checkpo
     return Checkpoint(bool(busy), int(frames), int(copied))
 
 
-def is_busy(error: BaseException) -> bool:
-    """Whether another connection holds a lock that is needed: it passes."""
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-
-
 class Log:
     """How long the log is, as this process last saw it, and who copies it back.
 

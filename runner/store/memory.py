@@ -79,13 +79,15 @@ class MemoryStore:
             return False
         if (stored.session_id, stored.epoch) != (turn.session_id, turn.epoch):
             return False
-        fresh = self._fresh(ending.records)
+        fresh, refused = self._fresh_or_refused(ending.records)
         ended = replace(
             stored, outcome=turn.outcome, stop_reason=turn.stop_reason, ended_at=turn.ended_at, result=turn.result
         )
         self._turns[key] = rows.turn_parameters(ended)
         self._save_session(ending.session)
         self._save([ending.prompt, *ending.others], ending.interactions, fresh)
+        for row in refused:
+            self._set_aside(row, rows.REFUSED, self._clock.now_ms())
         self._commands.of_ending(ending.commands)
         return True
 
@@ -294,6 +296,16 @@ class MemoryStore:
             fresh[cursor] = row
             ids.add((row.project, row.record_id))
         return fresh
+
+    def _fresh_or_refused(self, records: Iterable[RecordRow]) -> tuple[dict[Cursor, RecordRow], list[RecordRow]]:
+        fresh: dict[Cursor, RecordRow] = {}
+        refused: list[RecordRow] = []
+        for row in records:
+            try:
+                fresh = self._fresh((*fresh.values(), row))
+            except RunnerError:
+                refused.append(row)
+        return fresh, refused
 
     def _save_session(self, row: SessionRow) -> None:
         key = (row.project, row.session_id)

@@ -187,7 +187,10 @@ class Store(Protocol):
         ...
 
     async def end(self, ending: Ending) -> bool:
-        """Write the ending if the turn has none yet. False when it already ended: then nothing was written."""
+        """Write the ending if the turn has none yet. False when it already ended: then nothing was written.
+
+        A record that is refused is quarantined: it keeps no turn from ending.
+        """
         ...
 
     async def save_session(self, row: SessionRow) -> None:

@@ -22,6 +22,9 @@ ROWS_MAX: Final = 10_000
 COMMANDS_KEPT: Final = 256
 """Settled commands that a session keeps; older ones are deleted when it gets another."""
 
+REFUSED: Final = "refused"
+"""Why a record was set aside that no table can hold, or whose cursor belongs to another record."""
+
 
 def bounded(limit: int) -> int:
     """A limit that a reader may ask for: 0 to ``ROWS_MAX``."""

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
 from runner.ids import Ids
-from runner.store import rows, sqlite_file
+from runner.store import rows, sqlite_file, writes
 from runner.store.inline import InlineWriter
 from runner.store.log import Log
 from runner.store.port import (
@@ -28,7 +28,7 @@ from runner.store.port import (
 )
 from runner.store.sql import PLACED
 from runner.store.threads import Query, Reader, Transaction, Writer, resolve
-from runner.store.writes import Statement, Work, appending, claiming, many, submitting, together
+from runner.store.writes import Statement, Work, many
 from runner.terms import CommandState
 
 Row = TypeVar("Row")
@@ -99,11 +99,13 @@ class SqliteStore:
         statements = [
             (END_TURN, [rows.ending_parameters(ending.turn)]),
             (SAVE_SESSION, [rows.session_parameters(ending.session)]),
-            *many(ending.records, ending.interactions, (ending.prompt, *ending.others)),
+            *many((), ending.interactions, (ending.prompt, *ending.others)),
         ]
         if ending.commands:
             statements.append((PLACED["end_command"], [rows.settled_parameters(row) for row in ending.commands]))
-        return await self._write_together(statements, guarded=True)
+        work = writes.ending(statements, ending.records, self._clock.now_ms())
+        written: bool = await self._write(work, _rows_of(statements) + len(ending.records))
+        return written
 
     async def save_session(self, row: SessionRow) -> None:
         await self._write_together([(SAVE_SESSION, [rows.session_parameters(row)])])
@@ -114,7 +116,7 @@ class SqliteStore:
         interactions: Sequence[InteractionRow] = (),
         prompts: Sequence[PromptRow] = (),
     ) -> Appended:
-        work = appending(records, interactions, prompts, self._clock.now_ms)
+        work = writes.appending(records, interactions, prompts, self._clock.now_ms)
         appended: Appended = await self._write(work, len(records) + len(interactions) + len(prompts))
         return appended
 
@@ -126,13 +128,13 @@ class SqliteStore:
         return await self._all("quarantined", rows.quarantined_row, project, after, rows.bounded(limit))
 
     async def submit_command(self, row: CommandRow) -> CommandRow:
-        stored: CommandRow = await self._write(submitting(row), 1)
+        stored: CommandRow = await self._write(writes.submitting(row), 1)
         return stored
 
     async def claim_command(
         self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
     ) -> CommandRow | None:
-        work = claiming(project, command_id, replica_id, now, until, max_deliveries)
+        work = writes.claiming(project, command_id, replica_id, now, until, max_deliveries)
         claimed: CommandRow | None = await self._write(work, 1)
         return claimed
 
@@ -226,8 +228,8 @@ class SqliteStore:
             connection.close()
 
     async def _write_together(self, statements: list[Statement], *, guarded: bool = False) -> bool:
-        work = together(statements, guarded=guarded)
-        written: bool = await self._write(work, sum(len(parameters) for _, parameters in statements))
+        work = writes.together(statements, guarded=guarded)
+        written: bool = await self._write(work, _rows_of(statements))
         return written
 
     async def _write(self, work: Work, writes: int) -> Any:
@@ -281,3 +283,7 @@ class SqliteStore:
     def _usable(self) -> None:
         if self._closed:
             raise RunnerError("store_unavailable", "The store is closed.")
+
+
+def _rows_of(statements: Sequence[Statement]) -> int:
+    return sum(len(parameters) for _, parameters in statements)

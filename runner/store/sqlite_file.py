@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import RunnerError
-from runner.store.log import checkpoint, is_busy
+from runner.store.faults import is_busy
+from runner.store.log import checkpoint
 from runner.store.sql import SCHEMA_VERSION, schema_steps
 
 APPLICATION_ID: Final = 0x41435052

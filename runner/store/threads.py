@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from runner.errors import RunnerError
-from runner.store.log import COPY_BACK_CHANGES, Changes, Log, is_busy
+from runner.store.faults import is_busy, translated
+from runner.store.log import COPY_BACK_CHANGES, Changes, Log
 from runner.store.writes import Work
 
 log = logging.getLogger("runner.store")
@@ -40,14 +40,6 @@ class Query:
 
     future: asyncio.Future[Any] | None
     work: Callable[[sqlite3.Connection], Any]
-
-
-def translated(error: Exception) -> RunnerError:
-    """A database that cannot be used is ``store_unavailable``; a row that it refuses is a fault of ours."""
-    refusals = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
-    if isinstance(error, sqlite3.Error) and not isinstance(error, refusals):
-        return RunnerError("store_unavailable", f"The store cannot be used: {error}.")
-    return RunnerError("internal", f"The store refused a row: {type(error).__name__}: {error}.")
 
 
 class _Thread:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,8 +11,11 @@ from typing import Any, Final
 from runner.rules.command import OPEN
 from runner.rules.late import Standing, late
 from runner.store import rows
+from runner.store.faults import translated
 from runner.store.port import Appended, CommandRow, InteractionRow, PromptRow, RecordRow
 from runner.store.sql import PLACED, Placed
+
+log = logging.getLogger("runner.store")
 
 Statement = tuple[Placed, list[rows.Parameters]]
 Work = Callable[[sqlite3.Cursor], Any]
@@ -19,6 +23,7 @@ Work = Callable[[sqlite3.Cursor], Any]
 SAVE_PROMPT: Final = PLACED["save_prompt"]
 SAVE_INTERACTION: Final = PLACED["save_interaction"]
 INSERT_RECORD: Final = PLACED["insert_record"]
+SET_ASIDE: Final = PLACED["set_aside"]
 
 
 def together(statements: Sequence[Statement], *, guarded: bool = False) -> Work:
@@ -45,8 +50,26 @@ def appending(
         _run(many([row for place, row in enumerate(records) if place not in refused], (), ()), False, cursor)
         at = now()
         aside = [rows.quarantine_parameters(records[place], why, at) for place, why in refused.items()]
-        _run([(PLACED["set_aside"], aside)], False, cursor)
+        _run([(SET_ASIDE, aside)], False, cursor)
         return Appended(len(records) - len(refused), len(refused))
+
+    return work
+
+
+def ending(guarded: Sequence[Statement], records: Sequence[RecordRow], at: int) -> Work:
+    """``Store.end``: the turn's compare-and-set first; a record that is refused is set aside and keeps nobody back."""
+
+    def work(cursor: sqlite3.Cursor) -> bool:
+        if not _run(guarded, True, cursor):
+            return False
+        try:
+            _run(many(records, (), ()), False, cursor)
+        except Exception as error:
+            if translated(error).code == "store_unavailable":
+                raise
+            for row in records:
+                _insert_or_set_aside(cursor, row, at)
+        return True
 
     return work
 
@@ -106,6 +129,18 @@ def _run(statements: Sequence[Statement], guarded: bool, cursor: sqlite3.Cursor)
             return False
         guarded = False
     return True
+
+
+def _insert_or_set_aside(cursor: sqlite3.Cursor, row: RecordRow, at: int) -> None:
+    for place in (INSERT_RECORD, SET_ASIDE):
+        parameters = row if place is INSERT_RECORD else rows.quarantine_parameters(row, rows.REFUSED, at)
+        try:
+            _run([(place, [parameters])], False, cursor)
+            return
+        except Exception as error:
+            if translated(error).code == "store_unavailable":
+                raise
+            log.error("record %s (%s) of session %s is refused: %s", row.record_id, row.type, row.session_id, error)
 
 
 def _late(cursor: sqlite3.Cursor, records: Sequence[RecordRow]) -> dict[int, str]:

@@ -139,3 +139,13 @@ async def test_paused_turns_are_the_newest_of_their_sessions(store: Store):
     await store.end(ending(other, "paused", session=session("waits", project="p2")))
     waits = turn("t-waits", 1, "waits", started_at=9)
     assert await store.paused_turns() == [ended(other, "paused"), ended(waits, "paused")]
+
+
+async def test_a_record_that_is_refused_keeps_no_turn_from_ending_case_g8(store: Store):
+    """Case G8: the bad row is set aside, its siblings and the ending are written."""
+    await store.admit(admission(records=[record(1)]))
+    bad = record(1, record_id="rec_other")
+    assert await store.end(ending(turn(), records=[record(2), bad, record(3)], prompt=prompt(state="done")))
+    assert await store.turn(PROJECT, "s", "t1") == ended(turn())
+    assert await store.records(PROJECT, "s", None, 10) == [record(1), record(2), record(3)]
+    assert [(row.record, row.reason) for _, row in await store.quarantined(PROJECT, 10)] == [(bad, "refused")]

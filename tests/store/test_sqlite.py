@@ -168,6 +168,13 @@ async def test_a_row_that_the_database_refuses_spares_its_group(sqlite: SqliteSt
     assert await sqlite.session(PROJECT, "big") is None
 
 
+async def test_a_record_of_the_wrong_kind_keeps_no_turn_from_ending(sqlite: SqliteStore):
+    await sqlite.admit(admission())
+    assert await sqlite.end(ending(turn(), records=[record(1), record(2, type="\ud800"), record(3)]))
+    assert [row.n for row in await sqlite.records(PROJECT, "s", None, 10)] == [1, 3]
+    assert await sqlite.quarantined(PROJECT, 10) == []
+
+
 async def test_a_cancelled_call_leaves_whole_transactions(sqlite: SqliteStore):
     calls = [
         asyncio.create_task(sqlite.admit(admission(f"t{n}", n, records=[record(1, n), record(2, n)])))
