@@ -11,7 +11,7 @@ from typing import Any, Final
 from runner.errors import RunnerError, turn_in_use
 from runner.ids import valid_id
 from runner.interactions import desk
-from runner.leases.port import BeatAnswer, Heartbeat
+from runner.leases.port import BeatAnswer, Heartbeat, Note
 from runner.rules import admission
 from runner.rules.pool import Key
 from runner.session import views
@@ -44,7 +44,7 @@ class Coordinator:
         self._registry = registry
         self._facts = facts
         self._chains = PausedChains(services, self._start)
-        self._commands = Commands(services, self._start)
+        self.commands = Commands(services, registry, self._start)
         self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
         self.draining = False
 
@@ -195,15 +195,20 @@ class Coordinator:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    async def cancel(self, caller: Caller, session_id: str, request: CancelRequest) -> Reply:
+    async def cancel(
+        self, caller: Caller, session_id: str, request: CancelRequest, *, arrived_at: float | None = None
+    ) -> Reply:
         """See ``session.port.Sessions.cancel``."""
-        session = await self._registry.existing(self._key(caller, session_id))
-        return await self._commands.cancel(session, request)
+        at = self._services.clock.monotonic() if arrived_at is None else arrived_at
+        return await self.commands.cancel(self._key(caller, session_id), request, at)
 
     async def kill(self, caller: Caller, session_id: str) -> Reply:
         """See ``session.port.Sessions.kill``."""
-        session = await self._registry.existing(self._key(caller, session_id))
-        return await self._commands.kill(session, StopReason.KILL)
+        return await self.commands.kill(self._key(caller, session_id))
+
+    async def command(self, caller: Caller, command_id: str) -> dict[str, Any]:
+        """See ``session.port.Sessions.command``."""
+        return await self.commands.view(caller.project, command_id)
 
     async def delete(self, caller: Caller, session_id: str) -> Reply:
         """See ``session.port.Sessions.delete``."""
@@ -219,7 +224,7 @@ class Coordinator:
         if not session.remains:
             session.ended_at = now
             try:
-                await self._commands.kill(session, StopReason.DELETE)
+                await self.commands.end(session)
                 await session.outbox.flush()
                 await store.save_session(replace(session.row(now), ended_at=now))
             except BaseException:
@@ -350,6 +355,10 @@ class Coordinator:
                     # The chain is its new owner's now: nothing of it is written here any more.
                     session.paused, session.busy = None, False
                 self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
+
+    def note(self, note: Note) -> None:
+        """What another replica pushed; a kind that is not known here comes from a newer one."""
+        self.commands.note(note)
 
     def stale(self, session: Session) -> None:
         """The store set records of the session aside: its turn here counts for nothing any more (DESIGN 3.9)."""

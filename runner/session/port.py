@@ -103,12 +103,21 @@ class Sessions(Protocol):
         """
         ...
 
-    async def cancel(self, caller: Caller, session_id: str, request: CancelRequest) -> Reply:
-        """Stop (DESIGN 3.3): never waits behind the turn; only ``wait_seconds`` makes it wait."""
+    async def cancel(
+        self, caller: Caller, session_id: str, request: CancelRequest, *, arrived_at: float | None = None
+    ) -> Reply:
+        """Stop (DESIGN 3.3): never waits behind the turn; only ``wait_seconds`` makes it wait.
+
+        ``arrived_at``: when the request arrived, loop time (None: now): a turn that started later is not stopped.
+        """
         ...
 
     async def kill(self, caller: Caller, session_id: str) -> Reply:
         """Kill: the seat is destroyed, session and workspace stay."""
+        ...
+
+    async def command(self, caller: Caller, command_id: str) -> dict[str, Any]:
+        """One command of the caller's project: its state and outcome."""
         ...
 
     async def delete(self, caller: Caller, session_id: str) -> Reply:
