@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.errors import RunnerError
-from runner.leases.port import BeatAnswer, Heartbeat
+from runner.leases.port import BeatAnswer, Heartbeat, Holder, Note, OnNote, ReplicaInfo
 
 Step = Literal["admit", "refuse", "owned", "raise", "crash", "hang"] | asyncio.Event | BeatAnswer
 
@@ -19,6 +19,7 @@ class ScriptedPlane:
     ``admit`` grants ``epoch``; ``refuse`` names this replica as the owner, ``owned`` another one; ``raise`` is
     ``plane_unavailable``, ``crash`` a foreign exception; ``hang`` never answers; an event holds the answer until it
     is set and then admits; a ``BeatAnswer`` is given as it is. ``beats`` holds (loop time, beat) of every call.
+    ``announcing`` has the steps of announcements, ``announced`` (loop time, replica) of every one.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -27,6 +28,9 @@ class ScriptedPlane:
     lease_seconds: float = 20.0
     beats: list[tuple[float, Heartbeat]] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    announcing: list[Literal["raise", "crash", "hang"]] = field(default_factory=list)
+    announced: list[tuple[float, ReplicaInfo]] = field(default_factory=list)
+    shared: bool = False
 
     def of(self, turn_id: str) -> list[tuple[float, str]]:
         """(loop time, phase) of every beat of one turn."""
@@ -54,6 +58,31 @@ class ScriptedPlane:
     async def release_replica(self, replica_id: str) -> int:
         self.released.append(replica_id)
         return 0
+
+    async def look(self, project: str, session_id: str) -> Holder | None:
+        return None
+
+    async def announce(self, replica: ReplicaInfo) -> None:
+        self.announced.append((asyncio.get_running_loop().time(), replica))
+        step = self.announcing.pop(0) if self.announcing else None
+        if step == "raise":
+            raise RunnerError("plane_unavailable", "scripted")
+        if step == "crash":
+            raise ConnectionResetError("scripted")
+        if step == "hang":
+            await asyncio.Event().wait()
+
+    async def replicas(self) -> list[ReplicaInfo]:
+        return [replica for _, replica in self.announced]
+
+    async def take_lease(self, name: str, replica_id: str, seconds: float) -> bool:
+        return True
+
+    async def push(self, replica_id: str, note: Note) -> bool:
+        return False
+
+    async def listen(self, replica_id: str, on_note: OnNote) -> None:
+        return None
 
     async def close(self) -> None:
         return None
