@@ -86,6 +86,8 @@ async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> int:
     if answer.epoch == session.head.epoch + 1 and session.unfinished is None:
         return 0
     await services.reload(session)
+    if turn.resumes is not None and session.paused is not turn.resumes:
+        raise RunnerError("session_turn_in_use", "The chain went on elsewhere.")
     if session.head.epoch >= answer.epoch:
         raise RunnerError("plane_unavailable", "The lease plane had forgotten this session. Try again.", retry_after=1)
     written = 0

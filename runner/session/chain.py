@@ -1,34 +1,62 @@
-"""What a paused chain leaves when nobody can answer its open prompt any more (DESIGN 3.2, Paused)."""
+"""Paused chains: what is sent to a new agent, what is closed, and how one is read from the store (DESIGN 3.2, 3.8)."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
 from runner.errors import RunnerError
 from runner.interactions import desk
+from runner.rules.interaction import Cause
+from runner.rules.unfinished import READ, unfinished
+from runner.session.history import pages
 from runner.session.prompts import Prompt
 from runner.session.session import Paused, Session
-from runner.store.port import InteractionRow
+from runner.store.port import InteractionRow, PromptRow, Store, TurnRow
 from runner.terms import EventType, InteractionStatus, PromptState
 from runner.turn.journal import Journal
 
+CONTINUE: Final = (
+    "The runner had to restart you while a tool call of yours, or a question, waited for the user. It was not carried "
+    "out. Go on with the task from there. If you still need it, ask for exactly the same again: the user's answer "
+    "is given then. Do not repeat what was finished before."
+)
+"""The one block that a cold chain goes on with (DESIGN 3.8); it tells no verdict."""
+OPEN: Final = (InteractionStatus.PENDING, InteractionStatus.ANSWERED)
 
-def close_questions(journal: Journal, rows: list[InteractionRow], status: InteractionStatus) -> list[InteractionRow]:
+
+def continuation(prompt: Prompt | None, preface: str | None, *, loaded: bool) -> list[dict[str, Any]]:
+    """What a new agent is sent: ``CONTINUE`` where it remembers, else what happened, the prompt again, ``CONTINUE``."""
+    before = [] if loaded or prompt is None else prompt.content
+    return [*text_block(preface), *before, *text_block(CONTINUE)]
+
+
+def text_block(text: str | None) -> list[dict[str, Any]]:
+    """A text as content blocks; none when there is no text."""
+    return [{"type": "text", "text": text}] if text else []
+
+
+def close_questions(journal: Journal, rows: Iterable[InteractionRow], cause: Cause) -> list[InteractionRow]:
     """Show that these questions are closed; the rows as they are from now on."""
-    closed = [desk.closed(row, status) for row in rows]
+    closed = desk.close_all(rows, cause)
     for row in closed:
         journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
     return closed
 
 
-def close_lost(journal: Journal, paused: Paused) -> list[InteractionRow]:
-    """The agent is gone: its questions expire, and its open tool calls have failed; the closed rows."""
-    closed = close_questions(journal, list(paused.questions.values()), InteractionStatus.EXPIRED)
-    for tool_call_id, tool in paused.live.tools.items():
-        if not tool.ended:
-            tool.merge({"status": "failed"})
-            shown = {"tool_call_id": tool_call_id, "status": "failed"}
-            journal.event(EventType.TOOL_CALL_UPDATE, shown, as_record=(EventType.TOOL_CALL, tool.data))
-    paused.live.tools.clear()
-    return closed
+def close_tools(journal: Journal, paused: Paused) -> None:
+    """The agent is gone: the tool calls that it left open have failed."""
+    left = dict(paused.tools)
+    if paused.live is not None:
+        left |= {name: tool.data for name, tool in paused.live.tools.items() if not tool.ended}
+        paused.live.tools.clear()
+    paused.tools.clear()
+    for tool_call_id, tool in left.items():
+        shown = {"tool_call_id": tool_call_id, "status": "failed"}
+        journal.event(EventType.TOOL_CALL_UPDATE, shown, as_record=(EventType.TOOL_CALL, {**tool, "status": "failed"}))
 
 
 def end_prompt(session: Session, journal: Journal, prompt: Prompt, state: PromptState) -> None:
@@ -42,3 +70,66 @@ def seat_error(verdict: str) -> RunnerError:
     """Why the chain failed, by the verdict of its seat."""
     code = "harness_exited" if verdict == "agent_exited" else "sandbox_lost"
     return RunnerError(code, f"The sandbox that waited for an answer is gone ({verdict}).")
+
+
+def cold(
+    session: Session,
+    turn: TurnRow,
+    prompt: PromptRow | None,
+    interactions: Iterable[InteractionRow],
+    tools: Mapping[str, dict[str, Any]] | None = None,
+) -> Paused | None:
+    """The chain behind a session's newest turn as nobody's agent holds it; None when it waits for nobody any more.
+
+    Args:
+        session: whose chain; it learns of the prompt.
+        turn: its newest turn.
+        prompt: the turn's prompt.
+        interactions: the session's.
+        tools: calls that the records leave open.
+    """
+    if turn.outcome != "paused" or (prompt is not None and prompt.state != PromptState.ACTIVE):
+        return None
+    questions = {row.interaction_id: row for row in interactions if row.status in OPEN}
+    if prompt is None and not questions:
+        return None
+    known = _prompt(session, prompt) if prompt is not None else None
+    return Paused(turn.turn_id, known, None, questions, tools=dict(tools or {}))
+
+
+def _prompt(session: Session, row: PromptRow) -> Prompt:
+    known = session.prompts.get(row.prompt_id)
+    if known is not None:
+        return known
+    result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    if row.result is not None:
+        result.set_result(row.result)
+    prompt = Prompt(
+        prompt_id=row.prompt_id,
+        digest=row.digest,
+        content=row.content,
+        created_at=row.created_at,
+        position=-1,
+        result=result,
+        turn_id=row.turn_id,
+    )
+    session.remember(prompt)
+    return prompt
+
+
+async def load(store: Store, session: Session, turn: TurnRow | None) -> Paused | None:
+    """Read the session's cold chain, if its newest turn left one.
+
+    Raises:
+        RunnerError: ``store_unavailable``.
+    """
+    if turn is None or turn.outcome != "paused":
+        return None
+    prompt = await store.prompt(*session.key, turn.prompt_id) if turn.prompt_id is not None else None
+    if prompt is not None and prompt.state != PromptState.ACTIVE:
+        return None
+    interactions = await store.interactions(session.project, session.session_id)
+    folded: list[tuple[str, dict[str, Any]]] = []
+    async for rows in pages(store, session.key, None):
+        folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
+    return cold(session, turn, prompt, interactions, unfinished(folded).tools)

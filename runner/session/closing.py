@@ -11,10 +11,12 @@ from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
 from runner.session.context import TurnContext
 from runner.session.ending import result_of
+from runner.session.issued import Issued, rows_of_ending
 from runner.session.session import LastTurn, Paused
 from runner.store.port import Ending
 from runner.terms import EventType, Outcome, PromptState
 from runner.turn.journal import TEXT_CHARS
+from runner.turn.live import LiveSeat
 
 log = logging.getLogger("runner.session")
 END_TRIES: Final = 3
@@ -70,17 +72,28 @@ def _seat_after(turn: TurnContext, end: End) -> Parked | Destroyed | None:
 
 
 def _place_seat(turn: TurnContext, end: End, seat: Parked | Destroyed | None) -> None:
-    live, pool = turn.live, turn.services.pool
-    if live is None or seat is None or not _holds_seat(turn):
+    live = turn.live if _holds_seat(turn) else None
+    parked = seat if isinstance(seat, Parked) and live is not None else None
+    if end.outcome is Outcome.PAUSED:
+        turn.session.paused = _chain(turn, live if parked is not None else None)
+    if live is None or seat is None:
         return
-    if isinstance(seat, Destroyed):
-        pool.destroy(live.seat, seat.verdict)
+    if parked is None:
+        assert isinstance(seat, Destroyed)
+        turn.services.pool.destroy(live.seat, seat.verdict)
         return
     live.turns += 1
-    if end.outcome is Outcome.PAUSED:
-        assert turn.driver is not None
-        turn.session.paused = Paused(turn.turn_id, turn.prompt, live, dict(turn.driver.questions.open))
-    pool.park(live, seat)
+    turn.services.pool.park(live, parked)
+
+
+def _chain(turn: TurnContext, live: LiveSeat | None) -> Paused:
+    """What waits for a human from now on; without a seat it is cold."""
+    questions = dict(turn.driver.questions.open) if turn.driver is not None else {}
+    if turn.driver is None and turn.resumes is not None:
+        questions = dict(turn.resumes.questions)
+    lost = turn.live.tools if live is None and turn.live is not None else {}
+    tools = {name: tool.data for name, tool in lost.items() if not tool.ended}
+    return Paused(turn.turn_id, turn.prompt, live, questions, begun=turn.times.begun, tools=tools)
 
 
 async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
@@ -93,7 +106,8 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
     async with session.outbox.writing:
         turn.journal.hold()
         _last_events(turn, end)
-        ending = _ending(turn, end, result)
+        commands = [issued for issued in turn.commands if issued.stored]
+        ending = _ending(turn, end, result, commands)
         written = await _write(turn, ending)
     if written is False:
         await session.outbox.set_aside(ending)
@@ -101,11 +115,13 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
         return result
     if written is None:
         session.outbox.owe(ending)
+    for issued in commands if ending.commands else ():
+        issued.written = True
     turn.journal.release()
     return result
 
 
-def _ending(turn: TurnContext, end: End, result: dict[str, Any]) -> Ending:
+def _ending(turn: TurnContext, end: End, result: dict[str, Any], commands: list[Issued]) -> Ending:
     """The turn's last entry, with everything of its session that is not durable yet."""
     session = turn.session
     now_ms = session.updated_at = turn.services.clock.now_ms()
@@ -118,6 +134,7 @@ def _ending(turn: TurnContext, end: End, result: dict[str, Any]) -> Ending:
         list(questions.values()),
         batch.records,
         list(batch.prompts.values()),
+        rows_of_ending(commands, end, now_ms),
     )
 
 
@@ -140,7 +157,7 @@ def _last_events(turn: TurnContext, end: End) -> None:
     if end.error is not None:
         journal.event(EventType.ERROR, end.error.as_event())
     if end.outcome is not Outcome.PAUSED and turn.prompt is not None:
-        turn.prompt.state = prompt_state(end, turn.machine.frame_sent)
+        turn.prompt.state = prompt_state(end, turn.machine.frame_sent or turn.resumes is not None)
         data = {"prompt_id": turn.prompt.prompt_id, "state": turn.prompt.state.value}
         journal.event(EventType.PROMPT_ENDED, data)
     done: dict[str, Any] = {"turn_id": turn.turn_id, "outcome": end.outcome.value}

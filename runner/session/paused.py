@@ -1,27 +1,37 @@
-"""Chains that wait for a human: what the agent says meanwhile, the answer, the loss of the seat (DESIGN 3.2)."""
+"""Chains that wait for a human: what the agent says meanwhile, the answer, the loss of the seat (DESIGN 3.2, 3.8)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from runner.acp import updates
-from runner.acp.connection import Closed, Item, PermissionAsked, PermissionWithdrawn, PromptAnswered
+from runner.acp.connection import (
+    Asked,
+    Closed,
+    ElicitationAsked,
+    ElicitationCompleted,
+    Item,
+    PermissionAsked,
+    PermissionWithdrawn,
+    PromptAnswered,
+    Updates,
+)
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.leases.port import Heartbeat
-from runner.rules import interaction, permission
+from runner.rules import interaction
+from runner.rules.interaction import Cause
 from runner.session import chain
 from runner.session.port import Reply
 from runner.session.run import Start, TurnRun
 from runner.session.services import Answering, Services
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow
-from runner.terms import EventType, InteractionStatus, PromptState
-from runner.turn.live import LiveSeat, Question
-from runner.turn.questions import send_reply
+from runner.terms import EventType, InteractionStatus, PromptState, StopReason
+from runner.turn.live import LiveSeat, OpenTool
+from runner.turn.questions import Questions, tool_of
 from runner.wire.models import AnswerRequest
 
 log = logging.getLogger("runner.session")
@@ -29,6 +39,13 @@ CONSUMED_SECONDS: Final = 10.0
 GONE_SECONDS: Final = 1.0
 RESUME_SECONDS: Final = 1.0
 HELD_BYTES: Final = 16 * 1024 * 1024
+FLOOD: Final = "paused_flood"
+ENDED_BY: Final = {
+    StopReason.KILL.value: Cause.STOPPED,
+    StopReason.DELETE.value: Cause.STOPPED,
+    FLOOD: Cause.LOST,
+}
+"""Verdicts of a seat behind which nobody may go on with its chain; behind any other the chain waits on, cold."""
 
 
 class PausedChains:
@@ -46,25 +63,28 @@ class PausedChains:
         paused = session.paused
         if paused is None:
             return
-        book = self._services.pool.book
-        if not book.holds(paused.live.seat):
-            self.seat_lost(session, paused.live, book.verdicts.get(session.key, "gone"))
-            return
-        paused.live.inbox.on_items = lambda: self._items(session, paused)
-        self._items(session, paused)
-
-    def _items(self, session: Session, paused: Paused) -> None:
-        paused.held_bytes += paused.live.inbox.queued_bytes
-        for item in paused.live.inbox.drain():
-            if isinstance(item, Closed):
-                self._services.pool.agent_exited(paused.live)
-                return
-            self._item(session, paused, item)
         live = paused.live
+        if live is None:
+            chain.close_tools(session.journal(None, _prompt_id(paused)), paused)
+            return
+        book = self._services.pool.book
+        if not book.holds(live.seat):
+            self.seat_lost(session, live, book.verdicts.get(session.key, "gone"))
+            return
+        live.inbox.on_items = lambda: self._items(session, paused, live)
+        self._items(session, paused, live)
+
+    def _items(self, session: Session, paused: Paused, live: LiveSeat) -> None:
+        paused.held_bytes += live.inbox.queued_bytes
+        for item in live.inbox.drain():
+            if isinstance(item, Closed):
+                self._services.pool.agent_exited(live)
+                return
+            self._item(session, paused, live, item)
         answered = any(isinstance(item, PromptAnswered) for item in live.held)
         if paused.held_bytes > HELD_BYTES:
             log.error("the paused agent of %s floods; its seat is destroyed", session.session_id)
-            self._services.pool.dismiss(live, "paused_flood")
+            self._services.pool.dismiss(live, FLOOD)
         elif (answered or not live.questions) and not session.taken and not self.frozen:
             self._go_on(session, paused)
 
@@ -82,47 +102,39 @@ class PausedChains:
         if session.paused is paused:
             self.watch(session)
 
-    def _item(self, session: Session, paused: Paused, item: Item) -> None:
+    def _item(self, session: Session, paused: Paused, live: LiveSeat, item: Item) -> None:
+        questions = self._questions(session, paused, live)
         match item:
-            case PermissionAsked():
-                self._ask(session, paused, item)
+            case PermissionAsked() | ElicitationAsked():
+                self._ask(session, live, questions, item)
             case PermissionWithdrawn():
-                self._withdrawn(session, paused, item)
+                questions.withdrawn(item)
+            case ElicitationCompleted():
+                if not questions.completed(item):
+                    live.held.append(item)
             case _:
-                paused.live.held.append(item)
+                live.held.append(item)
+        session.outbox.questions(questions.closed)
 
-    def _ask(self, session: Session, paused: Paused, item: PermissionAsked) -> None:
-        """A permission that arrives while paused joins the paused turn's questions."""
-        reply = desk.decide(session.effective.policy, item.params)
-        if reply is not None:
-            send_reply(paused.live, item.key, reply)
-            return
-        tool_call = updates.tool_of(item.params.get("toolCall"))
-        tool_call_id = tool_call["tool_call_id"] if tool_call else None
-        options = tuple(item.params["options"])
-        row = desk.question(
-            project=session.project,
-            session_id=session.session_id,
-            turn_id=paused.turn_id,
-            interaction_id=self._services.ids.mint("int"),
-            generation=paused.live.seat.generation,
-            tool_call=session.redactor.tree(tool_call or {}),
-            options=session.redactor.tree(list(options)),
-            now_ms=self._services.clock.now_ms(),
+    def _questions(self, session: Session, paused: Paused, live: LiveSeat) -> Questions:
+        services, pen = self._services, session.journal(None, _prompt_id(paused))
+        mint = services.ids.mint
+        return Questions(
+            live, pen, services.clock, lambda: mint("int"), turn_id=paused.turn_id, opened=paused.questions
         )
-        paused.questions[row.interaction_id] = row
-        paused.live.questions[row.interaction_id] = Question(row.interaction_id, item.key, tool_call_id, options)
-        session.outbox.questions([row])
-        session.journal(None, _prompt_id(paused)).event(EventType.INTERACTION_REQUESTED, desk.view(row))
 
-    def _withdrawn(self, session: Session, paused: Paused, item: PermissionWithdrawn) -> None:
-        for question in list(paused.live.questions.values()):
-            if question.key == item.key:
-                del paused.live.questions[question.interaction_id]
-                row = paused.questions.pop(question.interaction_id, None)
-                if row is not None:
-                    pen = session.journal(None, _prompt_id(paused))
-                    session.outbox.questions(chain.close_questions(pen, [row], InteractionStatus.CANCELLED))
+    def _ask(self, session: Session, live: LiveSeat, questions: Questions, item: Asked) -> None:
+        """A question that arrives while paused joins the paused turn's; its call is shown by the turn that resumes."""
+        tool = tool_of(live, item)
+        fields = updates.tool_of(item.params.get("toolCall"))
+        if fields is not None:
+            tool = OpenTool({**(tool.data if tool is not None else {}), **fields}, 0.0)
+            told = {"sessionUpdate": "tool_call_update", **item.params["toolCall"]}
+            live.held.append(Updates([told]))
+        if questions.settle(item, tool, session.effective.policy) is None:
+            row = questions.draft(item, tool)
+            session.outbox.questions([row])
+            questions.show(row, item, tool)
 
     def _resume(self, session: Session, paused: Paused, answers: tuple[Answering, ...]) -> TurnRun:
         run = TurnRun.resuming(self._services, session, paused, answers)
@@ -132,24 +144,73 @@ class PausedChains:
     # -- the seat of a paused chain is gone --------------------------------------------------------------------------
 
     def seat_lost(self, session: Session, live: LiveSeat, verdict: str) -> None:
-        """The warm seat went away: nobody can answer its open prompt any more, so the chain ends as failed.
+        """The warm seat went away. Its questions can still be answered: the chain waits on, cold, for any replica.
 
-        A turn that is being admitted finds the seat gone and ends the chain itself, else ``watch`` comes back to it.
+        A turn that is being admitted finds the seat gone and starts an agent itself, else ``watch`` comes back to it.
         """
         paused = session.paused
         if paused is None or paused.live is not live or session.taken:
             return
-        session.paused = None
+        cause = ENDED_BY.get(verdict)
+        if cause is not None:
+            self.end(session, cause, chain.seat_error(verdict))
+            return
         pen = session.journal(None, _prompt_id(paused))
-        session.outbox.questions(chain.close_lost(pen, paused))
-        pen.event(EventType.ERROR, chain.seat_error(verdict).as_event())
+        chain.close_tools(pen, paused)
+        pen.event(EventType.NOTICE, {"kind": "chain_cold", "reason": verdict})
+        paused.live = None
+        self._release(session, paused)
+
+    def end(self, session: Session, cause: Cause, error: RunnerError) -> None:
+        """End a paused chain without a turn: its questions are closed, its prompt has failed."""
+        paused, session.paused = session.paused, None
+        if paused is None:
+            return
+        pen = session.journal(None, _prompt_id(paused))
+        session.outbox.questions(chain.close_questions(pen, paused.questions.values(), cause))
+        chain.close_tools(pen, paused)
+        pen.event(EventType.ERROR, error.as_event())
         if paused.prompt is not None:
             chain.end_prompt(session, pen, paused.prompt, PromptState.FAILED)
         session.busy = False
         session.journal(None, None).event(EventType.SESSION_IDLE, {})
-        session.outbox.flush_soon()
-        beat = Heartbeat(session.project, session.session_id, paused.turn_id, self._services.replica_id, "ended")
-        self._services.tasks.spawn("chain lost", self._services.beats.end(beat))
+        self._release(session, paused)
+
+    def _release(self, session: Session, paused: Paused) -> None:
+        self._services.tasks.spawn(f"release {session.session_id}", self._released(session, paused))
+
+    async def _released(self, session: Session, paused: Paused) -> None:
+        """What was shown is durable before another replica may take the session."""
+        try:
+            await session.outbox.flush()
+        except RunnerError as error:
+            log.warning("session %s is given up with records kept back: %s", session.session_id, error)
+        await self._services.beats.end(Heartbeat(*session.key, paused.turn_id, self._services.replica_id, "ended"))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def expire(self, session: Session, now_ms: int) -> None:
+        """Refuse what nobody answered in time; a chain that waits for nothing more goes on, or ends when it is cold."""
+        if session.current is not None:
+            session.current.expire(now_ms)
+        paused = session.paused
+        if paused is None or session.taken or self.frozen:
+            return
+        due = [row for row in paused.questions.values() if _due(row, now_ms)]
+        if not due:
+            return
+        if paused.live is not None:
+            questions = self._questions(session, paused, paused.live)
+            questions.expire(now_ms)
+            session.outbox.questions(questions.closed)
+            self._items(session, paused, paused.live)
+            return
+        pen = session.journal(None, _prompt_id(paused))
+        session.outbox.questions(chain.close_questions(pen, due, Cause.EXPIRED))
+        for row in due:
+            del paused.questions[row.interaction_id]
+        if not paused.questions:
+            self.end(session, Cause.EXPIRED, RunnerError("execution_lost", interaction.REASONS[Cause.EXPIRED]))
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -159,20 +220,23 @@ class PausedChains:
             raise RunnerError("runner_at_capacity", "The runner is shutting down. Try again.", retry_after=1)
         if session.outbox.owes_questions:
             await session.outbox.flush()
-        row = await self._row(session, interaction_id)
         given = {name: value for name, value in request.model_dump().items() if value is not None}
-        if interaction.claim(InteractionStatus(row.status), row.answer, given) == "repeat":
-            return Reply(200 if row.status == InteractionStatus.CONSUMED else 202, desk.view(row))
-        question = self._question(session, interaction_id)
-        if question is None:
-            raise RunnerError("interaction_closed", "The agent no longer waits for this answer.")
-        reply, denied = _reply_for(question, request)
-        answered = desk.closed(row, InteractionStatus.ANSWERED, given)
+        masked: dict[str, Any] = session.redactor.tree(given)
+        row = await self._claimable(session, interaction_id)
+        if interaction.claim(InteractionStatus(row.status), row.answer, masked) == "repeat":
+            return _known(row)
+        now_ms = self._services.clock.now_ms()
+        offer = self._offer(session, interaction_id)
+        if offer is None or not interaction.open_for(InteractionStatus(row.status), row.expires_at, now_ms):
+            why = "The agent no longer waits for this answer." if offer is None else "This question has expired."
+            raise RunnerError("interaction_closed", why)
+        desk.reply(offer, given)
+        answered = desk.answered(row, masked, now_ms)
         if not await self._services.store.answer_interaction(answered, InteractionStatus.PENDING):
             newer = await self._row(session, interaction_id)
-            interaction.claim(InteractionStatus(newer.status), newer.answer, given)
-            return Reply(200 if newer.status == InteractionStatus.CONSUMED else 202, desk.view(newer))
-        return await self._deliver(session, Answering(answered, reply, denied))
+            interaction.claim(InteractionStatus(newer.status), newer.answer, masked)
+            return _known(newer)
+        return await self._deliver(session, Answering(answered, given))
 
     async def _row(self, session: Session, interaction_id: str) -> InteractionRow:
         row = await self._services.store.interaction(session.project, interaction_id)
@@ -180,13 +244,37 @@ class PausedChains:
             raise RunnerError("not_found", f"There is no interaction {interaction_id}.")
         return row
 
+    async def _claimable(self, session: Session, interaction_id: str) -> InteractionRow:
+        """The row; an answer that nobody carries any more is given back first (case F2)."""
+        row = await self._row(session, interaction_id)
+        idle = session.paused is not None and session.paused.live is None and not session.taken
+        if row.status != InteractionStatus.ANSWERED or not idle:
+            return row
+        if not interaction.orphaned(row.answer, self._services.clock.now_ms()):
+            return row
+        back = desk.unclaimed(row, interaction.UNCLAIMED)
+        if await self._services.store.answer_interaction(back, InteractionStatus.ANSWERED):
+            self._remember(session, back)
+            return back
+        return await self._row(session, interaction_id)
+
     @staticmethod
-    def _question(session: Session, interaction_id: str) -> Question | None:
-        lives = [session.current.live] if session.current is not None else []
-        if session.paused is not None:
-            lives.append(session.paused.live)
-        asked = (live.questions.get(interaction_id) for live in lives if live is not None)
-        return next((question for question in asked if question is not None), None)
+    def _remember(session: Session, row: InteractionRow) -> None:
+        if session.paused is not None and row.interaction_id in session.paused.questions:
+            session.paused.questions[row.interaction_id] = row
+
+    @staticmethod
+    def _offer(session: Session, interaction_id: str) -> desk.Offer | None:
+        if session.current is not None:
+            return session.current.offer(interaction_id)
+        paused = session.paused
+        if paused is None:
+            return None
+        asked = paused.live.questions.get(interaction_id) if paused.live is not None else None
+        if asked is not None:
+            return asked.offer
+        held = paused.questions.get(interaction_id)
+        return desk.stored_offer(held) if held is not None else None
 
     async def _deliver(self, session: Session, answering: Answering) -> Reply:
         if session.current is not None and session.current.pausing:
@@ -196,34 +284,51 @@ class PausedChains:
             return await self._confirmed(session, run, answering)
         if session.paused is not None and run is None:
             return await self._confirmed(session, self._resume(session, session.paused, (answering,)), answering)
-        return await self._unclaim(answering, "The agent no longer waits for this answer.")
+        return await self._unclaim(session, answering, "The agent no longer waits for this answer.")
 
     async def _confirmed(self, session: Session, run: TurnRun, answering: Answering) -> Reply:
         """Consumed once the resumed turn's row exists and the answer's frame was written whole."""
+        took = False
         try:
             async with asyncio.timeout(CONSUMED_SECONDS):
                 admitted = await asyncio.shield(run.admitted)
-                if admitted:
-                    await run.prepared()
+                took = admitted and await run.took(answering.row.interaction_id)
         except TimeoutError:
             return Reply(202, desk.view(answering.row))
         except RunnerError as error:
-            return await self._unclaim(answering, error.message)
-        if not admitted or not run.gave(answering.row.interaction_id):
+            return await self._unclaim(session, answering, error.message, error)
+        if not took:
             if admitted:
                 await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
-            return await self._unclaim(answering, "The session could not be resumed.")
-        row = desk.closed(answering.row, InteractionStatus.CONSUMED)
+                return await self._not_taken(session, run, answering)
+            return await self._unclaim(session, answering, "The session could not be resumed.")
+        row = desk.consumed(answering.row)
         session.outbox.questions([row])
         await session.outbox.flush()
         written = run.live is not None and await run.live.connection.flush(CONSUMED_SECONDS)
         return Reply(200 if written else 202, desk.view(row))
 
-    async def _unclaim(self, answering: Answering, why: str) -> Reply:
+    async def _not_taken(self, session: Session, run: TurnRun, answering: Answering) -> Reply:
+        """The turn ended without giving the answer: it waits on, or came back, or its question is closed."""
+        row = await self._row(session, answering.row.interaction_id)
+        if row.status == InteractionStatus.PENDING and run.ended.done():
+            error = run.ended.result().error
+            if error is not None:
+                raise RunnerError(error.code, f"{error.message} The question is still open.")
+        held = session.paused.questions.get(row.interaction_id) if session.paused is not None else None
+        if held is not None and held.status == InteractionStatus.ANSWERED:
+            return Reply(202, desk.view(row))
+        return await self._unclaim(session, answering, "The session could not be resumed.")
+
+    async def _unclaim(
+        self, session: Session, answering: Answering, why: str, error: RunnerError | None = None
+    ) -> Reply:
         """A failed resume returns the answer to pending and says why (case F2)."""
-        row = replace(answering.row, status=InteractionStatus.PENDING, answer=None)
+        row = desk.unclaimed(answering.row, why)
         if await self._services.store.answer_interaction(row, InteractionStatus.ANSWERED):
-            raise RunnerError("session_turn_in_use", f"{why} The question is still open.")
+            self._remember(session, row)
+            code, extra = (error.code, error.extra) if error is not None else ("session_turn_in_use", {})
+            raise RunnerError(code, f"{why} The question is still open.", **extra)
         raise RunnerError("interaction_closed", why)
 
 
@@ -231,16 +336,9 @@ def _prompt_id(paused: Paused) -> str | None:
     return paused.prompt.prompt_id if paused.prompt is not None else None
 
 
-def _reply_for(question: Question, request: AnswerRequest) -> tuple[permission.Reply, bool]:
-    if request.decision == "deny":
-        return permission.deny(question.options), True
-    if request.decision == "allow":
-        reply = permission.allow(question.options)
-        if reply.result is None:
-            raise RunnerError("invalid_request", f"{reply.message} Choose an option_id.", field="decision")
-        return reply, False
-    chosen = permission.choose(question.options, request.option_id or "")
-    if chosen is None:
-        offered = ", ".join(str(option.get("optionId")) for option in question.options)
-        raise RunnerError("invalid_request", f"option_id: the agent offered {offered}.", field="option_id")
-    return chosen, permission.denies(question.options, request.option_id or "")
+def _due(row: InteractionRow, now_ms: int) -> bool:
+    return row.status == InteractionStatus.PENDING and now_ms >= row.expires_at
+
+
+def _known(row: InteractionRow) -> Reply:
+    return Reply(200 if row.status == InteractionStatus.CONSUMED else 202, desk.view(row))

@@ -12,6 +12,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import outside_of, record_id
 from runner.interactions import desk
+from runner.rules.interaction import UNCLAIMED, Cause
 from runner.rules.pool import Key
 from runner.rules.unfinished import READ, Unfinished, unfinished
 from runner.session.ending import Times, result_without_agent
@@ -31,11 +32,22 @@ async def reconcile(store: Store, clock: Clock) -> int:
     turns = await store.open_turns()
     for turn in turns:
         await close_session(store, clock, (turn.project, turn.session_id), turn)
-    waiting = {(turn.project, turn.session_id) for turn in await store.paused_turns()}
+    waiting = {(turn.project, turn.session_id): turn for turn in await store.paused_turns()}
     asked = {(row.project, row.session_id) for row in await _open_questions(store)}
-    for key in asked - waiting:
+    for key in asked - waiting.keys():
         await close_session(store, clock, key, None)
+    for key, turn in waiting.items():
+        if key not in asked and await _active(store, turn):
+            await close_session(store, clock, key, None)
+    for row in await store.open_interactions(InteractionStatus.ANSWERED):
+        # Whoever claimed it is gone: it can be answered again, and says why.
+        await store.answer_interaction(desk.unclaimed(row, UNCLAIMED), InteractionStatus.ANSWERED)
     return len(turns)
+
+
+async def _active(store: Store, turn: TurnRow) -> bool:
+    prompt = await store.prompt(turn.project, turn.session_id, turn.prompt_id) if turn.prompt_id is not None else None
+    return prompt is not None and prompt.state == PromptState.ACTIVE
 
 
 async def newest_cursor(store: Store, row: SessionRow) -> tuple[int, int]:
@@ -70,11 +82,8 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
         head = max(head, (rows[-1].epoch, rows[-1].n))
         folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
     open_now = unfinished(folded)
-    questions = [
-        desk.closed(row, InteractionStatus.EXPIRED)
-        for row in await _open_questions(store)
-        if (row.project, row.session_id) == key
-    ]
+    asked = [row for row in await _open_questions(store) if (row.project, row.session_id) == key]
+    questions = desk.close_all(asked, Cause.LOST)
     if turn is not None and turn.prompt_id is not None:
         open_now.prompts[turn.prompt_id] = None
     if open_now.context:

@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.pool.pool import Pool
 from runner.rules.limits import Limits
 from runner.rules.pool import Key
+from runner.session import chain
 from runner.session.effective import restored
 from runner.session.reconcile import newest_cursor
 from runner.session.session import LastTurn, Session
@@ -144,6 +145,7 @@ class Registry:
             return known
         session = self._renewed(known, row, last) if known is not None else self._add(row)
         self._take_last(session, last)
+        await self._take_chain(session, last)
         return session
 
     async def reload(self, session: Session) -> None:
@@ -158,6 +160,7 @@ class Registry:
         last = await self._store.last_turn(*session.key)
         head_epoch, head_n = await newest_cursor(self._store, row)
         self._take_last(self._renewed(session, replace(row, head_epoch=head_epoch, head_n=head_n), last), last)
+        await self._take_chain(session, last)
         if session.ended_at is not None:
             raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
 
@@ -168,6 +171,18 @@ class Registry:
     def _take_last(self, session: Session, last: TurnRow | None) -> None:
         session.last_turn = LastTurn.of(last)
         session.unfinished = last if last is not None and last.outcome is None else None
+
+    async def _take_chain(self, session: Session, last: TurnRow | None) -> None:
+        """A chain without a seat waits in the store; the same one stays the same object, with what the store says."""
+        known = session.paused
+        if known is not None and known.live is not None:
+            return
+        found = await chain.load(self._store, session, last)
+        if found is not None and known is not None and known.turn_id == found.turn_id:
+            known.questions, known.tools = found.questions, found.tools
+        else:
+            session.paused = found
+        session.busy = session.busy or session.paused is not None
 
     def _add(self, row: SessionRow) -> Session:
         self._let_go()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.clock import Clock
 from runner.config import Settings
 from runner.ids import Ids
 from runner.leases.heartbeat import Heartbeats
 from runner.pool.pool import Pool
-from runner.rules import permission
 from runner.rules.reuse import Windows
 from runner.rules.story import Stories
 from runner.session.owners import Owners
@@ -47,8 +46,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """An answer that a resumed turn carries to its agent."""
+    """A human's answer on its way to an agent: the answered row, and the answer as it was given, unmasked."""
 
     row: InteractionRow
-    reply: permission.Reply
-    denied: bool
+    given: dict[str, Any]

@@ -9,8 +9,8 @@ from runner.clock import rfc3339
 from runner.pool.pool import Pool, warm_until
 from runner.rules.story import Told, render
 from runner.session.session import LastTurn, Session
-from runner.store.port import InteractionRow, SessionRow, TurnRow
-from runner.terms import SessionState
+from runner.store.port import CommandRow, InteractionRow, SessionRow, TurnRow
+from runner.terms import InteractionStatus, SessionState
 from runner.turn.live import LiveSeat
 
 
@@ -36,12 +36,13 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
     }
 
 
-def stored_view(row: SessionRow, last_turn: TurnRow | None) -> dict[str, Any]:
-    """The view of a session that only the store knows: nothing of it runs here."""
+def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[InteractionRow]) -> dict[str, Any]:
+    """The view of a session that only the store knows: nothing of it runs here; ``asked`` are its open questions."""
     config = row.config
+    idle = SessionState.AWAITING_APPROVAL if asked else SessionState.IDLE
     return {
         "session_id": row.session_id,
-        "state": (SessionState.ENDED if row.ended_at is not None else SessionState.IDLE).value,
+        "state": (SessionState.ENDED if row.ended_at is not None else idle).value,
         "running_turn": None,
         "stopping": False,
         "queue": [],
@@ -50,7 +51,7 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None) -> dict[str, Any]:
         "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},
         "isolation": None,
         "last_turn": _last(LastTurn.of(last_turn)),
-        "open_interactions": [],
+        "open_interactions": [question.interaction_id for question in asked],
         "usage": row.usage,
         "created_at": rfc3339(row.created_at),
         "updated_at": rfc3339(row.updated_at),
@@ -60,8 +61,10 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None) -> dict[str, Any]:
 def open_questions(session: Session) -> list[InteractionRow]:
     """Questions that wait for a human now."""
     if session.current is not None:
-        return session.current.questions
-    return list(session.paused.questions.values()) if session.paused is not None else []
+        held = session.current.questions
+    else:
+        held = list(session.paused.questions.values()) if session.paused is not None else []
+    return [row for row in held if row.status == InteractionStatus.PENDING]
 
 
 def _pool_view(
@@ -94,3 +97,17 @@ def _last(turn: LastTurn | None) -> dict[str, Any] | None:
 def story_view(moves: Sequence[Told]) -> dict[str, Any]:
     """Moves for ``GET …/story``, oldest first, with instants."""
     return {"items": [{**render(told), "at": rfc3339(told.at)} for told in moves]}
+
+
+def command_view(row: CommandRow) -> dict[str, Any]:
+    """One command (DESIGN 4): its state, and its outcome once there is one."""
+    return {
+        "command_id": row.command_id,
+        "session_id": row.session_id,
+        "kind": row.kind,
+        "state": row.state,
+        "outcome": row.outcome,
+        "turn_id": row.turn_id,
+        "arrived_at": rfc3339(row.arrived_at),
+        "finished_at": rfc3339(row.finished_at) if row.finished_at is not None else None,
+    }
