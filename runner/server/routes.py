@@ -206,6 +206,16 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     Route(
         "GET",
+        "/v1/commands/{command_id}",
+        sessions.view_command,
+        "read",
+        "viewCommand",
+        "A command's state and outcome.",
+        {200: Answer("The command.", views.Command)},
+        (404, 503),
+    ),
+    Route(
+        "GET",
         "/v1/pool",
         ops.get_pool,
         "operate",

@@ -62,11 +62,12 @@ def cursor_of(text: str | None, field: str) -> str | None:
 
 
 async def cancel_session(request: web.Request) -> web.Response:
-    """``POST /v1/sessions/{session_id}/cancel``: Stop (DESIGN 3.3)."""
+    """``POST /v1/sessions/{session_id}/cancel``: Stop (DESIGN 3.3). A slow body makes it arrive no later."""
     session_id = path_id(request, "session_id")
+    arrived_at = request.app[CONTEXT].clock.monotonic()
     command = parse_cancel(await read_body(request))
-    sessions = request.app[CONTEXT].sessions
-    return reply_answer(await unhurried(request, "cancel", sessions.cancel(request[CALLER], session_id, command)))
+    work = request.app[CONTEXT].sessions.cancel(request[CALLER], session_id, command, arrived_at=arrived_at)
+    return reply_answer(await unhurried(request, "cancel", work))
 
 
 async def kill_session(request: web.Request) -> web.Response:
@@ -75,6 +76,13 @@ async def kill_session(request: web.Request) -> web.Response:
     await _no_body(request)
     sessions = request.app[CONTEXT].sessions
     return reply_answer(await unhurried(request, "kill", sessions.kill(request[CALLER], session_id)))
+
+
+async def view_command(request: web.Request) -> web.Response:
+    """``GET /v1/commands/{command_id}``."""
+    query(request)
+    command_id = path_id(request, "command_id")
+    return json_answer(await request.app[CONTEXT].sessions.command(request[CALLER], command_id))
 
 
 async def delete_session(request: web.Request) -> web.Response:

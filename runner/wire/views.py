@@ -102,6 +102,20 @@ class CommandReply(TypedDict):
 
 
 @with_config(_OPEN)
+class Command(TypedDict):
+    """A durable command: ``turn_id`` is the turn it is addressed to, null for whatever was on its way."""
+
+    command_id: str
+    session_id: str
+    kind: Literal["cancel", "steer", "kill", "abort_prompt"]
+    state: Literal["pending", "claimed", "applied", "obsolete"]
+    outcome: Literal["stopped", "not_running", "superseded", "failed", "lost"] | None
+    turn_id: str | None
+    arrived_at: str
+    finished_at: str | None
+
+
+@with_config(_OPEN)
 class Interaction(TypedDict):
     """A question to a human."""
 

@@ -139,6 +139,7 @@ class FakeSessions:
         self.passed = asyncio.Event()
         self.replies: dict[str, Reply] = {}
         self.questions: list[dict[str, Any]] = []
+        self.arrived_at: float | None = None
 
     async def _called(self, name: str, caller: Caller, session_id: str | None, argument: Any = None) -> None:
         self.calls.append((name, caller.project, session_id, argument))
@@ -164,7 +165,10 @@ class FakeSessions:
     def refuse(self) -> None:
         self.next_handle = lambda: FakeHandle(refused=turn_in_use())
 
-    async def cancel(self, caller: Caller, session_id: str, request: CancelRequest) -> Reply:
+    async def cancel(
+        self, caller: Caller, session_id: str, request: CancelRequest, *, arrived_at: float | None = None
+    ) -> Reply:
+        self.arrived_at = arrived_at
         await self._called("cancel", caller, session_id, request)
         idle: dict[str, Any] = {"command_id": None, "state": "idle", "turn_id": None, "cancelled_prompts": []}
         return self.replies.get("cancel", Reply(200, {**idle, "outcome": "not_running"}))
@@ -172,6 +176,12 @@ class FakeSessions:
     async def kill(self, caller: Caller, session_id: str) -> Reply:
         await self._called("kill", caller, session_id)
         return Reply(200, {"command_id": "c1", "state": "idle", "turn_id": None, "outcome": "not_running"})
+
+    async def command(self, caller: Caller, command_id: str) -> dict[str, Any]:
+        await self._called("command", caller, None, command_id)
+        if (caller.project, command_id) != ("default", "c1"):
+            raise RunnerError("not_found", f"There is no command {command_id}.")
+        return command()
 
     async def delete(self, caller: Caller, session_id: str) -> Reply:
         await self._called("delete", caller, session_id)
@@ -248,6 +258,20 @@ def view(session_id: str) -> dict[str, Any]:
         "usage": {},
         "created_at": AT,
         "updated_at": AT,
+    }
+
+
+def command(**fields: Any) -> dict[str, Any]:
+    return {
+        "command_id": "c1",
+        "session_id": "s1",
+        "kind": "cancel",
+        "state": "applied",
+        "outcome": "stopped",
+        "turn_id": "t1",
+        "arrived_at": AT,
+        "finished_at": AT,
+        **fields,
     }
 
 
