@@ -17,6 +17,7 @@ from runner.server.context import CALLER, SAFE_HEADERS, json_answer, path_id, re
 from runner.server.runners import COORDINATION, Coordination
 from runner.store.codec import ACROSS_PROJECTS, CALLS, decode_parameters, encode, projects
 from runner.store.port import Appended, InteractionRow, RecordRow, TurnRow
+from runner.store.rows import REFUSED
 from runner.terms import Outcome
 from runner.wire.codec import to_json
 from runner.wire.coordination import (
@@ -30,7 +31,6 @@ from runner.wire.plane import STORE_HEADER
 
 log = logging.getLogger("runner.server")
 FOREIGN: Final = "another_turn"
-REFUSED: Final = "refused"
 
 
 async def post_records(request: web.Request) -> web.Response:

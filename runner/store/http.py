@@ -43,7 +43,9 @@ class HttpStore:
         self, url: str, tokens: Mapping[str, str], *, store_id: str = "", seconds: float = CALL_SECONDS
     ) -> None:
         self.store_id = store_id
-        self._client = PlaneClient(url, tokens, unreachable="store_unavailable", seconds=seconds)
+        # What is refused for a token is right once the token is: it must not count as a row that no store will take.
+        code = "store_unavailable"
+        self._client = PlaneClient(url, tokens, unreachable=code, unwelcome=code, seconds=seconds)
 
     @classmethod
     async def open(
@@ -58,8 +60,8 @@ class HttpStore:
             seconds: longest wait for one answer.
 
         Raises:
-            RunnerError: ``store_unavailable``: unreachable, or another store than ``known_id``; ``internal``: the plane
-                refuses the token.
+            RunnerError: ``store_unavailable``: unreachable, another store than ``known_id``, or a token that the plane
+                does not accept.
         """
         store = cls(url, tokens, store_id=known_id, seconds=seconds)
         try:

@@ -28,16 +28,20 @@ class PlaneClient:
         url: of the plane, without a path.
         tokens: a token of scope ``runner`` for each project; at least one.
         unreachable: the code of an error for a plane that gives no answer.
+        unwelcome: the code for a token that the plane does not accept.
         seconds: longest wait for one answer.
     """
 
-    def __init__(self, url: str, tokens: Mapping[str, str], *, unreachable: str, seconds: float) -> None:
+    def __init__(
+        self, url: str, tokens: Mapping[str, str], *, unreachable: str, seconds: float, unwelcome: str = "internal"
+    ) -> None:
         if not tokens:
             raise ValueError("a runner of a plane needs a token of scope runner")
         self.url = url.rstrip("/")
         self.projects = tuple(tokens)
         self._tokens = dict(tokens)
         self._unreachable = unreachable
+        self._unwelcome = unwelcome
         self._seconds = seconds
         self._http: ClientSession | None = None
         self._closed = False
@@ -55,7 +59,7 @@ class PlaneClient:
 
         Raises:
             RunnerError: the client's ``unreachable`` code when the plane gives no answer or says that it cannot work
-                now; ``internal`` when it refuses the request, also for want of a token.
+                now, ``unwelcome`` for want of a token, ``internal`` when it refuses the request.
         """
         headers = {"Authorization": f"Bearer {self.token(project)}", "Content-Type": "application/json"}
         http = self.session()
@@ -77,11 +81,11 @@ class PlaneClient:
         """The token of a project.
 
         Raises:
-            RunnerError: ``internal``: this runner has none.
+            RunnerError: the client's ``unwelcome`` code: this runner has none.
         """
         token = self._tokens.get(self.projects[0] if project is None else project)
         if token is None:
-            raise RunnerError("internal", f"This runner has no token of the plane for project {project}.")
+            raise RunnerError(self._unwelcome, f"This runner has no token of the plane for project {project}.")
         return token
 
     def other_tokens(self) -> list[str]:
@@ -113,7 +117,8 @@ class PlaneClient:
             return self._gone(f"it answered {status}{'' if problem is None else f' ({problem.message})'}")
         if problem.code == "internal":
             return RunnerError("internal", problem.message)
-        return RunnerError("internal", f"The plane refused a request of this runner ({status}): {problem.message}")
+        code = self._unwelcome if status in (401, 403) else "internal"
+        return RunnerError(code, f"The plane refused a request of this runner ({status}): {problem.message}")
 
 
 def body_of(members: Mapping[str, Any]) -> bytes:
