@@ -62,7 +62,7 @@ def build_app(
         app.on_cleanup.append(lambda _: peers.close())
     app[CONTEXT] = Context(sessions, settings.server, gate, clock or SystemClock())
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler)
+        app.router.add_route(route.method, route.path, route.handler, expect_handler=expect)
     app.on_shutdown.append(_end_streams)
     app.on_cleanup.append(_end_commands)
     return app
@@ -71,6 +71,19 @@ def build_app(
 def _advertised(url: str | None) -> list[str]:
     """The host under which other replicas reach this one."""
     return [host] if url and (host := urlsplit(url).hostname) else []
+
+
+async def expect(request: web.Request) -> web.Response | None:
+    """Ask for the body of a request that waits to be asked; one whose sender has left is not begun (``upstream``)."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return problem_answer(
+            RunnerError("invalid_request", "Expect: only 100-continue is known.", field="Expect"), 417
+        )
+    if request.transport is None or request.transport.is_closing():
+        return problem_answer(RunnerError("invalid_request", "The client has left."))
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0
+    return None
 
 
 @web.middleware

@@ -20,6 +20,7 @@ from runner.wire.problems import error_of
 
 CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.5
+TRIES: Final = 4
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 PROBLEM_BYTES: Final = 64 * 1024
 OVER: Final = frozenset({"not_found", "session_ended"})
@@ -86,29 +87,36 @@ class RelayReader:
         Raises:
             RunnerError: it cannot be read there.
         """
-        owner = await self._look()
+        for _ in range(TRIES):
+            owner = await self._look()
+            source = await self._reader(owner)
+            if source is not None:
+                self._source, self._owner, self._quiet = source, owner, True
+                self._due = asyncio.get_running_loop().time() + CHECK_SECONDS
+                return
+        raise RunnerError("plane_unavailable", "Owner after owner of this session went away. Try again.", retry_after=1)
+
+    async def _reader(self, owner: Elsewhere | None) -> Reader | None:
         if owner is None:
             sessions = self._relay.sessions
-            self._source = await sessions.follow(self._caller, self._session_id, self._cursor, True)
-        elif self._anchored:
+            return await sessions.follow(self._caller, self._session_id, self._cursor, True)
+        if self._anchored:
             raise owned_elsewhere(owner)
-        else:
-            self._source = await self._upstream(owner)
-        self._owner, self._quiet = owner, True
-        self._due = asyncio.get_running_loop().time() + CHECK_SECONDS
+        return await self._upstream(owner)
 
     async def _look(self) -> Elsewhere | None:
         return await self._relay.owners.elsewhere(self._caller.project, self._session_id)
 
-    async def _upstream(self, owner: Elsewhere) -> Reader:
+    async def _upstream(self, owner: Elsewhere) -> Reader | None:
+        """None: the owner is provably gone, so the next look finds another or none."""
         query = {"follow": "1", **({"after": self._cursor} if self._cursor else {})}
         path = f"/v1/sessions/{self._session_id}/events?{urlencode(query)}"
         headers = CIMultiDict({"Accept": "application/x-ndjson", "Authorization": self._authorization})
         try:
             response = await self._relay.peers.ask(owner, "GET", path, headers)
         except Unreached:
-            # A death that is proven here frees the session for the next look.
-            await self._relay.owners.gone(owner.replica_id)
+            if await self._relay.owners.gone(owner.replica_id):
+                return None
             raise owned_elsewhere(owner) from None
         if response.status == 200:
             return _Upstream(Chunks(response))

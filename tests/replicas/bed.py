@@ -43,9 +43,9 @@ scopes = ["runner"]
 
 
 class Member(Server):
-    """One replica: a runner, or the plane."""
+    """One replica: a runner, or the plane; it comes back at its old address."""
 
-    def __init__(self, folder: Path, config: str, store: Path, *, role: str = "serve", port: int = 0) -> None:
+    def __init__(self, folder: Path, config: str, store: Path, *, port: int, role: str = "serve") -> None:
         super().__init__(folder, config + TOKENS)
         self._store = store
         self.command = [sys.executable, "-m", "runner.cli.main", role, "--port", str(port)]
@@ -101,8 +101,8 @@ class Cluster:
             self.plane = Member(folder / "plane", LEASES % "", store, role="plane", port=port)
             config = LEASES % f"http://127.0.0.1:{port}"
         self.store = store
-        self.a = Member(folder / "a", config, store)
-        self.b = Member(folder / "b", config, store)
+        self.a = Member(folder / "a", config, store, port=_free_port())
+        self.b = Member(folder / "b", config, store, port=_free_port())
         self.members = [*([self.plane] if self.plane else []), self.a, self.b]
 
     def start(self) -> None:

@@ -287,3 +287,12 @@ async def test_a_client_that_leaves_detaches_at_the_owner(two: Neighbours) -> No
     await at.leave()
     async with asyncio.timeout(5):
         await reader.closed.wait()
+
+
+async def test_an_owner_that_is_provably_gone_is_nobody(two: Neighbours) -> None:
+    two.nowhere("x")
+    two.book.dead.add("x")
+    two.sessions["a"].follow_reader = lambda: FakeReader().feed(text(1)).end()
+    at = Following(two)
+    await at.ended()
+    assert at.cursors == ["1.1"]

@@ -120,10 +120,18 @@ async def test_a_turn_of_an_epoch_that_is_over_is_not_admitted(store: Store):
     await store.admit(admission("t5", 5))
     assert not await store.admit(admission("t4", 4))
     await store.save_session(session(head_epoch=7, head_n=1))
-    for epoch in (6, 7):
-        assert not await store.admit(admission(f"t{epoch}", epoch)), "its cursors are given out already"
+    assert not await store.admit(admission("t6", 6)), "its cursors are given out already"
     assert await store.open_turns() == [turn("t5", 5)]
     assert await store.admit(Admission(session(head_epoch=8), turn("t8", 8)))
+
+
+async def test_a_turn_goes_on_in_the_epoch_in_which_its_replica_ended_an_earlier_one(store: Store):
+    await store.admit(admission("t5", 5))
+    closing = record(1, 6, turn_id="t5", record_id="rec_closing")
+    assert await store.end(ending(turn("t5", 5), "lost", session=session(head_epoch=6, head_n=1), records=[closing]))
+    first = record(2, 6)
+    assert await store.admit(Admission(session(head_epoch=6, head_n=2), turn("t6", 6), prompt(), records=[first]))
+    assert await store.records(PROJECT, "s", None, 9) == [closing, first]
 
 
 async def test_paused_turns_are_the_newest_of_their_sessions(store: Store):
