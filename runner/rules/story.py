@@ -128,7 +128,7 @@ class Stories:
         """The session's moves, oldest first."""
         return list(self._rings.get(key, ()))
 
-    def keys(self) -> list[Key]:
+    def sessions(self) -> list[Key]:
         """Sessions with moves."""
         return list(self._rings)
 

@@ -165,7 +165,7 @@ def test_the_sessions_that_are_told_of_are_bounded() -> None:
     book = Book()
     for number in range(story.KEPT_SESSIONS + 1):
         book.stories.tell(("p", f"s{number}"), "pool", "seat", "torn")
-    assert len(book.stories.keys()) == story.KEPT_SESSIONS
+    assert len(book.stories.sessions()) == story.KEPT_SESSIONS
     assert book.stories.of(("p", "s0")) == []
 
 
