@@ -38,14 +38,39 @@ class FakeAgent:
         if gate is not None:
             await gate.wait()
         if method == "initialize" and self.manners.get("initialize", True):
-            self.result(frame["id"], {"protocolVersion": 1, "agentInfo": {"name": "fake", "version": "1"}})
+            capabilities = self.manners.get("capabilities", {})
+            info = {"name": "fake", "version": "1"}
+            self.result(frame["id"], {"protocolVersion": 1, "agentInfo": info, "agentCapabilities": capabilities})
         elif method == "session/new" and self.manners.get("session/new", True):
             self.new_params = frame["params"]
             answer = {"id": frame["id"], "result": {"sessionId": "agent-session", **self.manners.get("new", {})}}
             banner = self.manners.get("banner")
             self.send(answer, *([text_frame(banner)] if banner else []))
+        elif method in ("session/load", "session/resume") and method in self.manners:
+            self._reopen(frame["id"], **self.manners[method])
         elif method in ("session/set_mode", "session/set_config_option"):
             self.result(frame["id"], {})
+
+    def _reopen(
+        self,
+        request_id: Any,
+        replay: int = 0,
+        late: int = 0,
+        answer: Any = None,
+        error: str | None = None,
+        silent: bool = False,
+        leaves: bool = False,
+    ) -> None:
+        """Load as the manners say: so many updates before the answer and so many behind it, or no good one."""
+        if silent:
+            return
+        if leaves:
+            self.exit(9)
+        elif error is not None:
+            self.error(request_id, -32002, error)
+        else:
+            answered = {"id": request_id, "result": answer}
+            self.send(*[text_frame("of old ")] * replay, answered, *[text_frame("late ")] * late)
 
     # -- what the agent says -----------------------------------------------------------------------------------------
 
@@ -79,9 +104,19 @@ class FakeAgent:
         self.say(text)
         self.answer(frame)
 
-    def ask(self, request_id: Any, tool_call_id: str = "t1", options: list[dict[str, Any]] | None = None) -> None:
-        """Ask for permission."""
-        self.send(permission_frame(request_id, tool_call_id, options))
+    def ask(
+        self,
+        request_id: Any,
+        tool_call_id: str = "t1",
+        options: list[dict[str, Any]] | None = None,
+        **tool_call: Any,
+    ) -> None:
+        """Ask for permission; ``tool_call`` says what of the call is not as usual."""
+        self.send(permission_frame(request_id, tool_call_id, options, **tool_call))
+
+    def elicit(self, request_id: Any, **members: Any) -> None:
+        """Ask with a form, or as ``members`` say."""
+        self.send(elicitation_frame(request_id, **members))
 
     def exit(self, code: int = 1) -> None:
         """Exit."""
@@ -132,9 +167,30 @@ OPTIONS = [
 
 
 def permission_frame(
-    request_id: Any, tool_call_id: str = "t1", options: list[dict[str, Any]] | None = None
+    request_id: Any, tool_call_id: str = "t1", options: list[dict[str, Any]] | None = None, **more: Any
 ) -> dict[str, Any]:
     """A ``session/request_permission`` request."""
     tool_call = {"toolCallId": tool_call_id, "title": "run it", "kind": "execute", "rawInput": {"command": "rm x"}}
+    tool_call |= more
     params = {"sessionId": "agent-session", "toolCall": tool_call, "options": OPTIONS if options is None else options}
     return {"id": request_id, "method": "session/request_permission", "params": params}
+
+
+FORM = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "count": {"type": "integer"}},
+    "required": ["name"],
+}
+
+
+def elicitation_frame(request_id: Any, **members: Any) -> dict[str, Any]:
+    """An ``elicitation/create`` request; a member that is None is left out."""
+    params = {
+        "sessionId": "agent-session",
+        "mode": "form",
+        "message": "Which name?",
+        "requestedSchema": FORM,
+        **members,
+    }
+    params = {name: value for name, value in params.items() if value is not None}
+    return {"id": request_id, "method": "elicitation/create", "params": params}

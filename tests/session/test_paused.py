@@ -158,28 +158,6 @@ async def test_a_new_prompt_on_a_paused_agent_that_never_settles(bed: Bed) -> No
     assert (result["start"], result["reason"], result["context_lost"]) == ("cold", "not_settled", True)
 
 
-async def test_the_seat_of_a_paused_chain_expires(bed: Bed) -> None:
-    handle, _, _, [question] = await paused(bed)
-    await asyncio.sleep(601)
-    assert await bed.state() == "idle"
-    assert bed.provider.alive == set()
-    ended = [event["data"] for event in await bed.history() if event["type"] == "prompt_ended"]
-    assert ended == [{"prompt_id": handle.prompt_id, "state": "failed"}]
-    with pytest.raises(RunnerError) as caught:
-        await bed.answer(question, decision="allow")
-    assert caught.value.code == "interaction_closed"
-    assert (await bed.turn(agents=2))["reason"] == "expired"
-
-
-async def test_the_agent_of_a_paused_chain_dies(bed: Bed) -> None:
-    await paused(bed)
-    agent = await bed.agent()
-    agent.exit(3)
-    await asyncio.sleep(0.1)
-    assert await bed.state() == "idle"
-    assert (await bed.turn(agents=2))["reason"] == "agent_exited"
-
-
 async def test_a_permission_that_arrives_while_paused_joins(bed: Bed) -> None:
     _, agent, frame, [first] = await paused(bed)
     agent.ask(1, "t1")

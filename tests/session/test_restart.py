@@ -97,32 +97,50 @@ async def test_a_turn_without_a_frame_loses_no_context() -> None:
     await again.close()
 
 
-async def test_a_paused_chain_fails_and_its_question_expires_case_f9() -> None:
+async def test_a_paused_chain_waits_on_behind_a_crash_case_f9() -> None:
     bed = await Bed.make()
     handle, agent, _ = await running(bed, prompt_id="x")
     agent.update(sessionUpdate="tool_call", toolCallId="other", title="later", status="pending")
     agent.ask(1)
     await handle.result()
+    before = await bed.history()
     [question] = (await bed.sessions.view(CALLER, "s"))["open_interactions"]
     again = await Bed.make(store=await crash(bed), replica_id="rep_2")
-    view = await again.sessions.view(CALLER, "s")
-    assert (view["state"], view["open_interactions"]) == ("idle", [])
-    rows = (await again.sessions.interactions(CALLER, "s", None))["items"]
-    assert [row["status"] for row in rows] == ["expired"]
-    with pytest.raises(RunnerError) as caught:
-        await again.answer(question, decision="allow")
-    assert caught.value.code == "interaction_closed"
-    events = await again.history()
-    assert endings(events) == ["paused"], "the paused turn keeps its ending"
-    assert [e["data"]["state"] for e in events if e["type"] == "prompt_ended"] == ["failed"]
+    third = await Bed.make(store=await crash(again), replica_id="rep_3")
+    view = await third.sessions.view(CALLER, "s")
+    assert (view["state"], view["open_interactions"]) == ("awaiting_approval", [question])
+    assert conversation(await third.history()) == conversation(before), "a boot changes nothing of it"
+    retry = await third.dispatch(prompt="hello", prompt_id="x")
+    assert (retry.state, (await retry.result())["outcome"]) == ("active", "paused")
+    assert (await third.cancel(wait_seconds=5)).body["outcome"] == "stopped"
+    events = await third.history()
+    assert endings(events) == ["paused", "cancelled"]
+    assert [e["data"]["state"] for e in events if e["type"] == "prompt_ended"] == ["aborted"]
     assert types(events).count("interaction_closed") == types(events).count("session_idle") == 1
+    assert types(events).count("session_busy") == 1
     assert {tool["status"] for tool in conversation(events)["tools"].values()} == {"failed"}
-    retry = await again.dispatch(prompt="hello", prompt_id="x")
-    assert (retry.state, (await retry.result())["outcome"]) == ("failed", "paused")
-    third = await Bed.make(store=again.store, replica_id="rep_3")
-    assert await third.history() == events
     assert (await third.turn())["context_lost"] is True
     await third.close()
+
+
+async def test_a_paused_chain_that_waits_for_nobody_fails_at_the_boot() -> None:
+    """The runner died between the agent's answer and the turn that would have taken it."""
+    bed = await Bed.make()
+    handle, agent, frame = await running(bed, prompt_id="x")
+    agent.ask(1)
+    await handle.result()
+    plane: Any = bed.replica.plane
+    plane.down = True
+    agent.send({"method": "$/cancel_request", "params": {"requestId": 1}})
+    agent.answer(frame)
+    await asyncio.sleep(1)
+    again = await Bed.make(store=await crash(bed), replica_id="rep_2")
+    assert await again.state() == "idle"
+    events = await again.history()
+    assert endings(events) == ["paused"]
+    assert [e["data"]["state"] for e in events if e["type"] == "prompt_ended"] == ["failed"]
+    assert (await again.turn())["ok"] is True
+    await again.close()
 
 
 async def test_a_resumed_turn_is_lost_with_everything_it_carried() -> None:
@@ -171,12 +189,16 @@ async def test_a_withdrawal_is_lost_with_both_prompts() -> None:
 
 
 async def test_events_outside_of_turns_do_not_move_a_cursor_back() -> None:
-    """The seat of a paused chain expires: those records are newer than the session's row."""
+    """The seat of a paused chain is killed without a turn: those records are newer than the session's row."""
     bed = await Bed.make()
+    plane: Any = bed.replica.plane
     handle, agent, _ = await running(bed)
     agent.ask(1)
     await handle.result()
-    await asyncio.sleep(700)
+    plane.down = True
+    await bed.sessions.kill(CALLER, "s")
+    plane.down = False
+    await asyncio.sleep(30)
     everything = await bed.history()
     assert types(everything)[-1] == "session_idle"
     again = await Bed.make(store=await crash(bed), replica_id="rep_2")
@@ -330,6 +352,8 @@ async def test_a_drain_waits_settles_and_flushes_case_m4() -> None:
     again = await Bed.make(store=store, replica_id="rep_2")
     outcomes = {name: endings(await again.history(name)) for name in ("short", "long", "parked")}
     assert outcomes == {"short": ["completed"], "long": ["failed"], "parked": ["paused"]}
+    assert (await again.sessions.view(CALLER, "parked"))["open_interactions"] == [question]
+    assert (await again.cancel("parked", wait_seconds=5)).body["outcome"] == "stopped"
     for name in outcomes:
         events = await again.history(name)
         assert types(events).count("session_busy") == types(events).count("session_idle") == 1
