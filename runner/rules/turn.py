@@ -14,11 +14,13 @@ from runner.errors import RunnerError
 from runner.rules.turn_moves import (
     AbortPreparation,
     After,
+    Again,
     AgentGone,
     Answered,
     Begin,
     CancelQuestions,
     CancelUnsent,
+    ChainCold,
     CloseTools,
     Effect,
     End,
@@ -46,14 +48,17 @@ __all__ = [
     "AUTH_REQUIRED",
     "CANCEL_REPEAT_SECONDS",
     "KILL_TOOLS_SECONDS",
+    "OURS",
     "TABLE",
     "AbortPreparation",
     "After",
+    "Again",
     "AgentGone",
     "Answered",
     "Begin",
     "CancelQuestions",
     "CancelUnsent",
+    "ChainCold",
     "CloseTools",
     "Effect",
     "End",
@@ -84,6 +89,8 @@ __all__ = [
 CANCEL_REPEAT_SECONDS: Final = 1.0
 KILL_TOOLS_SECONDS: Final = 2.0
 AUTH_REQUIRED: Final = -32000
+OURS: Final = frozenset({StopReason.DRAIN, StopReason.LEASE_LOST})
+"""Stops that nobody asked for: a chain that was not sent to its new agent yet waits on."""
 AT_ONCE: Final = frozenset({StopReason.KILL, StopReason.DELETE})
 """Stops that ask nobody: the agent is not waited for."""
 
@@ -97,6 +104,8 @@ class Turn:
     """State of one turn. ``step`` is its only writer, but for ``output`` and ``denied``, which updates set.
 
     ``resumes``: the agent holds a prompt of this chain open, so a Stop must settle it even before the turn prompts.
+    ``cold``: it goes on with a chain whose agent is gone: nothing is open anywhere until its own frame is sent.
+    ``loaded``: its agent goes on with the agent session of an earlier process and has not shown that it can.
     ``settled``: the harness answered after the mark; the turn now only waits for its final reap.
     """
 
@@ -109,6 +118,8 @@ class Turn:
     late_completion: bool = False
     output: bool = False
     denied: bool = False
+    cold: bool = False
+    loaded: bool = False
     story: Teller = field(default_factory=list[Moved], compare=False)
 
     @property
@@ -147,6 +158,8 @@ def known(turn: Turn) -> Known:
         turn.late_completion,
         turn.output,
         turn.denied,
+        turn.cold,
+        turn.loaded,
     )
 
 
@@ -247,14 +260,24 @@ def _prepared(turn: Turn, event: Event) -> list[Effect]:
         return _end(turn, _cancelled(turn, None))
     turn.phase = TurnPhase.PROMPTING
     turn.frame_sent = True
+    turn.loaded = event.loaded
     return [SendFrame()]
 
 
 def _prepare_failed(turn: Turn, event: Event) -> list[Effect]:
     assert isinstance(event, PrepareFailed | AgentGone)
+    if turn.cold and (turn.stop is None or turn.stop in OURS):
+        # Its question stays open: the next answer tries again (case F2).
+        error = turn.stop_error or event.error
+        return _end(turn, End(Outcome.PAUSED, stop_reason="paused", error=error, label=turn.stop))
     if turn.stop is not None:
         return _end(turn, _cancelled(turn, None))
     return _end(turn, End(Outcome.FAILED, error=event.error))
+
+
+def _chain_cold(turn: Turn, event: Event) -> list[Effect]:
+    turn.resumes, turn.cold = False, turn.resumes or turn.cold
+    return []
 
 
 def _start_cancel(turn: Turn) -> list[Effect]:
@@ -317,6 +340,11 @@ def _limit_early(turn: Turn, event: Event) -> list[Effect]:
 
 def _limit(turn: Turn, event: Event) -> list[Effect]:
     assert isinstance(event, LimitReached)
+    if turn.loaded and not turn.output and event.error.code == "limit_first_update":
+        # Nothing of the prompt was done as far as anybody saw: another agent may have it, once.
+        turn.loaded = False
+        turn.phase = TurnPhase.PREPARING
+        return [Again()]
     turn.stop = StopReason.LIMIT
     return _end(turn, End(Outcome.FAILED, settled=False, error=event.error, label=StopReason.LIMIT))
 
@@ -353,6 +381,7 @@ TABLE: Final[dict[tuple[TurnPhase, type[Event]], Step]] = {
     (TurnPhase.PREPARING, Stop): _stop_early,
     (TurnPhase.PREPARING, Prepared): _prepared,
     (TurnPhase.PREPARING, PrepareFailed): _prepare_failed,
+    (TurnPhase.PREPARING, ChainCold): _chain_cold,
     (TurnPhase.PREPARING, AgentGone): _prepare_failed,
     (TurnPhase.PREPARING, LimitReached): _limit_early,
     (TurnPhase.PROMPTING, Stop): _stop_prompting,

@@ -16,9 +16,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A sandbox is ready; ``resumed``: its agent still has the chain's ``session/prompt`` open."""
+    """A sandbox is ready.
+
+    ``resumed``: its agent still has the chain's ``session/prompt`` open; ``loaded``: it goes on with the agent session
+    of an earlier process.
+    """
 
     resumed: bool = False
+    loaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,11 @@ class PrepareFailed:
     """No sandbox could be made ready."""
 
     error: RunnerError
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCold:
+    """The seat of the chain that is to be resumed is gone: an agent must be started, and nothing is open in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ Event = (
     Begin
     | Prepared
     | PrepareFailed
+    | ChainCold
     | Stop
     | Answered
     | AgentGone
@@ -149,6 +160,11 @@ class Reap:
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """The resumed agent gave no sign (case M7): kill it, and prepare one without its memory for the same prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """The turn's one ending.
 
@@ -172,7 +188,17 @@ class End:
 
 
 Effect = (
-    Prepare | AbortPreparation | SendFrame | CancelQuestions | CloseTools | SendCancel | After | KillTurn | Reap | End
+    Prepare
+    | AbortPreparation
+    | SendFrame
+    | CancelQuestions
+    | CloseTools
+    | SendCancel
+    | After
+    | KillTurn
+    | Reap
+    | Again
+    | End
 )
 
 
@@ -188,6 +214,8 @@ class Known(NamedTuple):
     late_completion: bool
     output: bool
     denied: bool
+    cold: bool
+    loaded: bool
 
 
 Moved = tuple[Event, Known, Known, list[Effect]]

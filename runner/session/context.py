@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runner.errors import RunnerError
 from runner.leases.port import Heartbeat, Phase
 from runner.rules import turn
+from runner.rules.limits import Limits
+from runner.rules.resume import FIRST_UPDATE_SECONDS
 from runner.session.effective import Effective
 from runner.session.ending import Times
+from runner.session.issued import Issued
 from runner.session.prompts import Prompt
 from runner.session.services import Services
 from runner.session.session import Paused, Session
@@ -18,6 +23,8 @@ from runner.terms import EventType
 from runner.turn.driver import Driver, Tuning
 from runner.turn.journal import Journal
 from runner.turn.live import LiveSeat
+
+log = logging.getLogger("runner.session")
 
 
 @dataclass(slots=True)
@@ -36,6 +43,7 @@ class TurnContext:
             and nothing is open in the agent.
         unsure: its settings were given up half-way: what is in force in the agent is not known.
         closed: interactions that got their last status before its driver ran.
+        commands: those that stop it: its ending settles them.
     """
 
     services: Services
@@ -59,6 +67,7 @@ class TurnContext:
     unsure: bool = False
     driver: Driver | None = None
     closed: list[InteractionRow] = field(default_factory=list)
+    commands: list[Issued] = field(default_factory=list)
 
     def beat(self, phase: Phase, *, parked: bool = False) -> Heartbeat:
         """A heartbeat of this turn."""
@@ -107,6 +116,31 @@ class TurnContext:
         data = {"phase": phase, "start": self.start, "reason": self.reason, "elapsed_ms": round(elapsed * 1000, 3)}
         self.journal.event(EventType.ENVIRONMENT, data)
 
+    def remember_agent(self) -> bool:
+        """A prompt goes to the agent: its agent session has the session's context from now on; whether that is news."""
+        known = self.live.agent_session if self.live is not None else None
+        stored = known.as_json() if known is not None else None
+        news = stored != self.session.agent_state.get("agent")
+        self.session.agent_state["agent"] = stored
+        return news
+
+    def resume_worked(self, live: LiveSeat) -> None:
+        """The resumed agent spoke: earlier failures no longer count."""
+        if live.agent_session is not None and live.agent_session.failures:
+            live.agent_session = replace(live.agent_session, failures=0)
+            self.session.agent_state["agent"] = live.agent_session.as_json()
+
+    async def save_agent(self) -> None:
+        """Make that durable before the turn ends: a later process goes on with it though this one is killed."""
+        session = self.session
+        try:
+            await session.outbox.flush()
+            async with session.outbox.writing:
+                if session.ended_at is None:
+                    await self.services.store.save_session(session.row(self.services.clock.now_ms()))
+        except RunnerError as error:
+            log.warning("the agent session of %s is durable only with its turn: %s", session.session_id, error)
+
     def new_driver(self, live: LiveSeat, machine: turn.Turn, journal: Journal | None = None) -> Driver:
         """A driver of the agent's prompt that writes into this turn, or with another pen."""
         services, tuning = self.services, self.services.settings.turn
@@ -115,10 +149,16 @@ class TurnContext:
             machine=machine,
             journal=journal or self.journal,
             policy=self.effective.policy,
-            limits=self.effective.limits,
+            limits=_of_loaded(self.effective.limits) if live.loaded else self.effective.limits,
             tuning=Tuning(tuning.settle_seconds, tuning.pause_quiet_ms / 1000),
             clock=services.clock,
             started_at=self.times.begun,
             mint=lambda: services.ids.mint("int"),
             save_question=self.session.save_question,
         )
+
+
+def _of_loaded(limits: Limits) -> Limits:
+    """An agent with the memory of an earlier process has to speak soon (case M7)."""
+    seconds = limits.first_update_seconds
+    return replace(limits, first_update_seconds=min(seconds or FIRST_UPDATE_SECONDS, FIRST_UPDATE_SECONDS))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from runner.acp import updates
 from runner.acp.connection import AgentConnection, AgentError
 from runner.clock import Clock
 from runner.config import Settings
@@ -16,9 +17,11 @@ from runner.harness.catalogue import Catalogue
 from runner.harness.spec import LaunchContext
 from runner.redaction import Redactor
 from runner.rules.fingerprint import digest, facets
-from runner.rules.pool import Seat
+from runner.rules.pool import Key, Seat
+from runner.rules.resume import AgentSession, Place
 from runner.sandbox.port import Provider, Sandbox, SandboxSpec
 from runner.session.effective import Effective
+from runner.session.opening import Opened, ResumeStuck, open_agent_session
 from runner.session.port import Caller
 from runner.tasks import shielded
 from runner.turn.live import LiveSeat
@@ -101,12 +104,29 @@ class Provisioner:
             key=self._key,
         )
 
-    async def start(self, seat: Seat, effective: Effective, undo: Undo) -> LiveSeat:
+    async def place(self, key: Key, effective: Effective) -> Place | None:
+        """Where an agent session of this configuration is kept; None while the session has no home."""
+        provider = self.providers[effective.provider]
+        home = await provider.home_identity(*key)
+        if home is None:
+            return None
+        path = Path(effective.workspace_path) if effective.workspace_path is not None else None
+        workspace = str(provider.paths(*key, path).workspace)
+        facet = self.catalogue.facet(effective.harness)
+        return Place(effective.harness, facet, effective.provider, workspace, home)
+
+    async def start(self, seat: Seat, effective: Effective, undo: Undo, known: AgentSession | None = None) -> LiveSeat:
         """Start a sandbox with its agent, up to an open agent session; undone in reverse on failure or cancellation.
 
-        ``undo`` takes a sandbox whose agent did not get that far, and the verdict; its teardown is waited for, bounded.
+        Args:
+            seat: the booked seat.
+            effective: what to start.
+            undo: takes a sandbox whose agent did not get that far, and the verdict; its teardown is waited for,
+                bounded.
+            known: the agent session to go on with; the seat says what came of it.
 
         Raises:
+            ResumeStuck: going on with it failed so that the process had to go; nothing is left.
             RunnerError: ``harness_start_failed``, ``harness_exited``, ``harness_protocol_error``,
                 ``harness_auth_required``, ``harness_unresponsive``, ``sandbox_start_failed``, ``credentials_missing``.
         """
@@ -128,12 +148,13 @@ class Provisioner:
             )
             try:
                 async with asyncio.timeout_at(spec.deadline):
-                    return await self._handshake(seat, sandbox, connection, effective, redactor, seconds)
+                    opened = await self._handshake(sandbox, connection, effective, redactor, known, spec.deadline)
+                    return await self._seated(seat, sandbox, connection, effective, opened)
             except TimeoutError:
                 text = f"The agent did not finish its start within {seconds:g} s.{connection.last_words()}"
                 raise RunnerError("harness_unresponsive", text) from None
         except BaseException as error:
-            await _undone(undo(sandbox, error.code if isinstance(error, RunnerError) else "start_given_up"))
+            await _undone(undo(sandbox, _verdict(error)))
             raise
 
     def _spec(self, seat: Seat, effective: Effective, secrets: dict[str, str], deadline: float) -> SandboxSpec:
@@ -159,32 +180,49 @@ class Provisioner:
 
     async def _handshake(
         self,
-        seat: Seat,
         sandbox: Sandbox,
         connection: AgentConnection,
         effective: Effective,
         redactor: Redactor,
-        seconds: float,
-    ) -> LiveSeat:
+        known: AgentSession | None,
+        deadline: float,
+    ) -> Opened:
         try:
-            await connection.initialize(seconds=seconds)
-            servers = effective.config.get("mcp_servers", [])
-            session = await connection.new_session(sandbox.workspace, servers, seconds=seconds)
+            info = await connection.initialize(seconds=max(0.0, deadline - self._clock.monotonic()))
+            return await open_agent_session(
+                connection,
+                info,
+                sandbox.workspace,
+                effective.config.get("mcp_servers", []),
+                known=known.agent_session_id if known is not None else None,
+                proven=self.catalogue.get(effective.harness).resume,
+                deadline=deadline,
+            )
         except AgentError as error:
             raise RunnerError(
                 "harness_start_failed", f"The agent refused to start a session: {redactor.text(str(error))}"
             ) from None
+
+    async def _seated(
+        self, seat: Seat, sandbox: Sandbox, connection: AgentConnection, effective: Effective, opened: Opened
+    ) -> LiveSeat:
+        place = await self.place(seat.key, effective)
         live = LiveSeat(
             seat=seat,
             sandbox=sandbox,
             connection=connection,
-            inbox=connection.inbox(session.agent_session_id),
-            agent_session_id=session.agent_session_id,
-            config_options=list(session.config_options or []),
+            inbox=connection.inbox(opened.agent_session_id),
+            agent_session_id=opened.agent_session_id,
+            config_options=list(opened.config_options or []),
+            agent_session=AgentSession(opened.agent_session_id, place) if place is not None else None,
+            resumed=opened.resumed,
+            resume_failed=opened.failed,
         )
-        _take_modes(live, session.modes)
+        _take_modes(live, opened.modes)
+        for _, _, payload in updates.grouped(list(opened.facts)):
+            live.learn(payload)
         start_mode = self.catalogue.get(effective.harness).start_mode
-        if start_mode in live.modes and not effective.config.get("mode"):
+        if start_mode in live.modes and start_mode != live.mode and not effective.config.get("mode"):
             await self._set_mode(live, start_mode)
         return live
 
@@ -206,7 +244,7 @@ class Provisioner:
             await self._apply_option(live, name, value)
 
     async def _apply_mode(self, live: LiveSeat, mode: str) -> None:
-        if mode in live.modes:
+        if mode in live.modes or _untold(live):
             await self._set_mode(live, mode)
             return
         option = _by_category(live.config_options, "mode")
@@ -220,12 +258,14 @@ class Provisioner:
 
     async def _apply_model(self, live: LiveSeat, model: str) -> None:
         option = _by_category(live.config_options, "model")
-        if option is None:
+        if option is None and not _untold(live):
             raise _not_offered("model", model, ())
-        await self._apply_option(live, str(option["id"]), model)
+        await self._apply_option(live, str(option["id"]) if option is not None else "model", model)
 
     async def _apply_option(self, live: LiveSeat, name: str, value: str | bool) -> None:
         option = next((item for item in live.config_options if item.get("id") == name), None)
+        if option is None and _untold(live):
+            option = {"id": name}
         if option is None:
             offered = [str(item.get("id")) for item in live.config_options]
             raise _not_offered(f"config option {name}", str(value), offered)
@@ -249,6 +289,11 @@ async def _bounded(call: Any, what: str) -> Any:
         raise RunnerError("invalid_request", f"The agent refused the {what}: {error}") from None
     except TimeoutError:
         raise RunnerError("harness_unresponsive", f"The agent did not answer when its {what} was set.") from None
+
+
+def _untold(live: LiveSeat) -> bool:
+    """A resumed agent may leave out what its session offers; then what a dispatch wants is asked for all the same."""
+    return live.resumed and not live.modes and not live.config_options
 
 
 def _take_modes(live: LiveSeat, modes: Mapping[str, Any] | None) -> None:
@@ -276,6 +321,12 @@ def _choices(option: Mapping[str, Any]) -> list[str]:
 def _not_offered(what: str, value: str, offered: Any) -> RunnerError:
     known = ", ".join(str(item) for item in offered) or "none"
     return RunnerError("invalid_request", f"The agent offers no {what} “{value}”; it offers: {known}.", field=what)
+
+
+def _verdict(error: BaseException) -> str:
+    if isinstance(error, ResumeStuck):
+        return "resume_failed"
+    return error.code if isinstance(error, RunnerError) else "start_given_up"
 
 
 async def _undone(teardown: asyncio.Task[bool]) -> None:

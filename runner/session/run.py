@@ -10,19 +10,22 @@ from typing import Any
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules import turn as rules
+from runner.rules.interaction import Cause
 from runner.rules.limits import SENTENCES
+from runner.session import chain
 from runner.session.admit import Overtaken, admit
 from runner.session.closing import close_turn
 from runner.session.context import TurnContext
 from runner.session.effective import Effective
 from runner.session.ending import Times
+from runner.session.issued import Issued
 from runner.session.prompts import Prompt
 from runner.session.seating import Seating
 from runner.session.services import Answering, Services
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow
-from runner.terms import EventType, InteractionStatus, Outcome, StopReason, TurnPhase
-from runner.turn.driver import Driver
+from runner.terms import EventType, Outcome, StopReason, TurnPhase
+from runner.terms import Start as How
 from runner.turn.live import LiveSeat
 
 log = logging.getLogger("runner.session")
@@ -72,8 +75,8 @@ class TurnRun:
         self.based_on = session.effective
         self._answers = list(answers)
         self._answerable: asyncio.Future[None] = loop.create_future()
-        self._given: set[str] = set()
         self._pausing = False
+        self._said = False
 
     @classmethod
     def resuming(
@@ -100,10 +103,22 @@ class TurnRun:
         """Whether it has ended as paused but its chain cannot be resumed yet: the ending is on its way."""
         return self._pausing and not self.ended.done()
 
-    def stop(self, reason: StopReason, error: RunnerError | None = None) -> bool:
-        """Mark the turn stopping; False when it already has its ending (the Stop is obsolete)."""
+    @property
+    def begun(self) -> float:
+        """When it was dispatched, loop time."""
+        return self._turn.times.begun
+
+    @property
+    def commands(self) -> list[Issued]:
+        """The commands that its ending settles."""
+        return self._turn.commands
+
+    def stop(self, reason: StopReason, error: RunnerError | None = None, command: Issued | None = None) -> bool:
+        """Mark the turn stopping, for ``command``; False when it already has its ending (the Stop is obsolete)."""
         if self.machine.phase is TurnPhase.ENDED:
             return False
+        if command is not None:
+            self._turn.commands.append(command)
         if self._turn.driver is not None:
             self._turn.driver.stop(reason, error)
             return True
@@ -117,27 +132,44 @@ class TurnRun:
             self._seating.give_up(reason)
 
     def answer(self, answering: Answering) -> bool:
-        """Give a human's answer to the agent, now or when its prompt is driven again; False when nobody asks it."""
+        """Give a human's answer to the agent, now or when it asks for it; False when nobody waits for it here."""
         driver = self._turn.driver
         if self.machine.phase is TurnPhase.ENDED:
             return False
         if driver is None and self._turn.resumes is not None:
             self._answers.append(answering)
             return True
-        return driver is not None and self._give(driver, answering)
+        return driver is not None and driver.answer(answering.row, answering.given) is not None
 
-    async def prepared(self) -> None:
-        """Wait until the agent can be answered, or the turn ended without getting there."""
-        waits: set[asyncio.Future[Any]] = {self._answerable, self.ended}
+    def offer(self, interaction_id: str) -> desk.Offer | None:
+        """What a question that this turn holds can be answered with."""
+        asked = self._turn.live.questions.get(interaction_id) if self._turn.live is not None else None
+        if asked is not None:
+            return asked.offer
+        held = next((row for row in self.questions if row.interaction_id == interaction_id), None)
+        return desk.stored_offer(held) if held is not None else None
+
+    def expire(self, now_ms: int) -> None:
+        """Refuse what nobody answered in time."""
+        if self._turn.driver is not None and self.machine.phase is not TurnPhase.ENDED:
+            self._turn.driver.expire(now_ms)
+
+    async def took(self, interaction_id: str) -> bool:
+        """Wait until the agent was handed this answer; False when the turn ended without that."""
+        await self._first_of(self._answerable)
+        if self._turn.driver is None:
+            return False
+        taken = self._turn.driver.questions.taken(interaction_id)
+        await self._first_of(taken)
+        return taken.done()
+
+    async def _first_of(self, waited: asyncio.Future[None]) -> None:
+        waits: set[asyncio.Future[Any]] = {waited, self.ended}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-
-    def gave(self, interaction_id: str) -> bool:
-        """Whether this turn handed the answer to its agent."""
-        return interaction_id in self._given
 
     @property
     def questions(self) -> list[InteractionRow]:
-        """Open questions."""
+        """Questions that it holds: pending ones, and answered ones that the agent must ask for again."""
         if self._turn.driver is not None:
             return list(self._turn.driver.questions.open.values())
         return list(self._turn.resumes.questions.values()) if self._turn.resumes is not None else []
@@ -161,6 +193,7 @@ class TurnRun:
             end = rules.End(Outcome.FAILED, settled=False, error=RunnerError("internal", "The runner failed."))
             self.machine.phase = TurnPhase.ENDED
         self._pausing = end.outcome is Outcome.PAUSED
+        self._no_card_left(end)
         result = await close_turn(self._turn, end)
         self._over(end, result)
 
@@ -173,15 +206,22 @@ class TurnRun:
             self.admitted.exception()
 
     async def _drive(self) -> rules.End:
-        turn = self._turn
         first = rules.step(self.machine, rules.Begin())[-1]
         if isinstance(first, rules.End):
             # Stopped before it began: the chain that it took the session from may not go on all the same.
             await self._seating.withdraw()
             return first
+        while True:
+            live = await self._seated()
+            end = await self._driven(live) if isinstance(live, LiveSeat) else live
+            if isinstance(end, rules.End):
+                return end
+            self._seating.again()
+
+    async def _seated(self) -> LiveSeat | rules.End:
         alarm = self._total_alarm()
         try:
-            live = await self._seating.prepare()
+            return await self._seating.prepare()
         except RunnerError as error:
             return self._not_prepared(error)
         except asyncio.CancelledError:
@@ -191,22 +231,28 @@ class TurnRun:
         finally:
             if alarm is not None:
                 alarm.cancel()
+
+    async def _driven(self, live: LiveSeat) -> rules.End | rules.Again:
+        turn = self._turn
         turn.times.ready = turn.services.clock.monotonic()
-        if turn.resumes is None:
+        if not turn.reclaimed:
             turn.environment("ready")
         driver = turn.driver = turn.new_driver(live, self.machine)
         if turn.resumes is not None:
             driver.questions.open.update(turn.resumes.questions)
             self.machine.output = bool(live.tools)
         for answering in self._answers:
-            self._give(driver, answering)
-        self._answerable.set_result(None)
-        blocks = turn.prompt.content if turn.resumes is None and turn.prompt is not None else None
+            driver.answer(answering.row, answering.given)
+        if not self._answerable.done():
+            self._answerable.set_result(None)
+        blocks = None if turn.reclaimed else self._blocks()
         try:
             return await driver.run(blocks, self._claimed)
         finally:
             turn.closed += driver.questions.closed
             turn.times.first_update = driver.first_update_at
+            if live.loaded and driver.first_update_at is not None:
+                turn.resume_worked(live)
 
     def _total_alarm(self) -> asyncio.TimerHandle | None:
         """The total limit counts from the dispatch; the driver only minds it once the agent is there."""
@@ -223,20 +269,37 @@ class TurnRun:
         assert isinstance(end, rules.End)
         return end
 
+    def _blocks(self) -> list[dict[str, Any]] | None:
+        turn = self._turn
+        if turn.resumes is not None:
+            return chain.continuation(turn.prompt, turn.preface, loaded=turn.start == How.RESUMED)
+        return [*chain.text_block(turn.preface), *turn.prompt.content] if turn.prompt is not None else None
+
     def _claimed(self) -> None:
-        if self.prompt is not None:
-            self._turn.journal.event(EventType.USER_MESSAGE, {"content": self.prompt.content})
-        session = self._turn.session
+        turn, session = self._turn, self._turn.session
+        if turn.resumes is not None:
+            turn.journal.event(EventType.NOTICE, {"kind": "chain_resumed", "start": turn.start})
+        elif self.prompt is not None and not self._said:
+            turn.journal.event(EventType.USER_MESSAGE, {"content": self.prompt.content})
+        self._said = True
+        news = turn.remember_agent()
         if not session.agent_state.get("has_context"):
             # The first frame of a session is known at once: what a killed runner leaves must tell of it.
             session.outbox.flush_soon()
+        if news:
+            turn.services.tasks.spawn(f"agent of {self.turn_id}", turn.save_agent())
 
-    def _give(self, driver: Driver, answering: Answering) -> bool:
-        row = desk.closed(answering.row, InteractionStatus.CONSUMED)
-        given = driver.answer(row, answering.reply, answering.denied)
-        if given:
-            self._given.add(row.interaction_id)
-        return given
+    def _no_card_left(self, end: rules.End) -> None:
+        """A chain that goes on keeps its questions, every other ending closes them; unused answers come back."""
+        turn = self._turn
+        if end.outcome is not Outcome.PAUSED:
+            cause = Cause.STOPPED if end.label is not None else Cause.ENDED
+            turn.closed += chain.close_questions(turn.journal, self.questions, cause)
+        elif turn.driver is None and turn.resumes is not None and end.error is not None:
+            for answering in self._answers:
+                row = desk.unclaimed(answering.row, end.error.message)
+                turn.resumes.questions[row.interaction_id] = row
+                turn.closed.append(row)
 
     def _over(self, end: rules.End, result: dict[str, Any]) -> None:
         """The result line, and whoever waits for the turn."""

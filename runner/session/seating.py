@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 from runner.errors import RunnerError, turn_in_use
 from runner.rules import turn as rules
+from runner.rules.interaction import Cause
 from runner.rules.pool import Cold, Full, Hit
+from runner.rules.resume import AgentSession, failures_of, obstacle
 from runner.rules.reuse import reuse_verdict
 from runner.session import chain
 from runner.session.context import TurnContext
+from runner.session.opening import ResumeStuck
 from runner.session.prompts import Prompt
 from runner.session.session import Paused
-from runner.terms import PromptState, StopReason, TurnPhase
+from runner.session.transcript import rebuilt
+from runner.terms import EventType, PromptState, Start, StopReason, TurnPhase
 from runner.turn.driver import Driver
 from runner.turn.live import LiveSeat
 
@@ -28,6 +33,7 @@ class Seating:
         self._turn = turn
         self._under_way: asyncio.Task[Any] | None = None
         self._withdrawing: Driver | None = None
+        self._may_resume = True
 
     def give_up(self, reason: StopReason) -> None:
         """The turn is stopping: undo a start under way; a withdrawal under way only gives way to a kill."""
@@ -44,11 +50,10 @@ class Seating:
             asyncio.CancelledError: it was given up.
         """
         turn = self._turn
-        if turn.resumes is not None and turn.resumes.live is not None:
-            return self._reclaim(turn.resumes)
         if turn.resumes is not None:
-            # A cold chain has no seat to claim: its turn gets an agent like any other, and ``turn.preface``.
-            turn.session.paused = None
+            held = self._reclaim(turn.resumes)
+            if held is not None:
+                return held
         live = await self.withdraw()
         if turn.machine.stop is None:
             live = turn.live = live or await self._check_out()
@@ -84,29 +89,36 @@ class Seating:
         return None
 
     def _claim(self, paused: Paused) -> LiveSeat | None:
-        """The seat of a paused chain; None when it was lost while this turn was being admitted."""
-        turn = self._turn
-        seat = turn.services.pool.book.claim_paused(turn.session.key, turn.turn_id)
+        """The seat of a paused chain; None when it is gone, and the chain cold."""
+        turn, live = self._turn, paused.live
         turn.session.paused = None
-        if seat is None or seat is not paused.live.seat:
+        if live is None:
             return None
-        paused.live.take()
-        turn.live, turn.start, turn.reason = paused.live, "hit", "hit"
-        return paused.live
+        seat = turn.services.pool.book.claim_paused(turn.session.key, turn.turn_id)
+        if seat is None or seat is not live.seat:
+            return None
+        if live.lost():
+            turn.services.pool.destroy(seat, "agent_exited")
+            return None
+        live.take()
+        turn.live, turn.start, turn.reason = live, "hit", "hit"
+        return live
 
-    def _reclaim(self, paused: Paused) -> LiveSeat:
+    def _reclaim(self, paused: Paused) -> LiveSeat | None:
+        """The agent that holds the chain's prompt open; None when it is gone: then one is started like any other."""
         turn = self._turn
         live = self._claim(paused)
         if live is None:
-            turn.closed += chain.close_lost(turn.journal, paused)
-            raise chain.seat_error(turn.services.pool.book.verdicts.get(turn.session.key, "gone"))
-        turn.reclaimed = True
+            chain.close_tools(turn.journal, paused)
+            paused.live = None
+            rules.step(turn.machine, rules.ChainCold())
+        turn.reclaimed = live is not None
         return live
 
     async def withdraw(self) -> LiveSeat | None:
         """Settle a paused chain before a new prompt is sent; its agent if it may serve, else None (DESIGN 3.2).
 
-        What the agent says until then belongs to the former prompt.
+        What the agent says until then belongs to the former prompt. A cold chain has nobody to settle.
         """
         turn = self._turn
         paused = turn.session.paused
@@ -115,8 +127,9 @@ class Seating:
         pen = turn.session.journal(turn.turn_id, paused.prompt.prompt_id if paused.prompt is not None else None)
         live = self._claim(paused)
         if live is None:
-            turn.closed += chain.close_lost(pen, paused)
-            self._end_withdrawn(paused.prompt, PromptState.FAILED)
+            chain.close_tools(pen, paused)
+            turn.closed += chain.close_questions(pen, paused.questions.values(), Cause.WITHDRAWN)
+            self._end_withdrawn(paused.prompt, PromptState.ABORTED)
             return None
         reason = turn.machine.stop or StopReason.NEW_PROMPT
         story = turn.services.stories.turn(turn.session.key, f"{paused.turn_id}-withdrawn")
@@ -124,6 +137,7 @@ class Seating:
         driver = self._withdrawing = turn.new_driver(live, machine, pen)
         driver.questions.open.update(paused.questions)
         end = await driver.run(None, lambda: None)
+        assert isinstance(end, rules.End)
         self._withdrawing = None
         turn.closed += driver.questions.closed
         self._end_withdrawn(paused.prompt, PromptState.ABORTED)
@@ -172,10 +186,18 @@ class Seating:
             case _:
                 raise turn_in_use()
 
+    def again(self) -> None:
+        """The resumed agent gave no sign: it goes, and ``prepare`` starts one that is told instead (case M7)."""
+        turn, live = self._turn, self._turn.live
+        assert live is not None
+        turn.live = turn.driver = None
+        self._resume_failed("the resumed agent gave no sign of life")
+        turn.services.pool.destroy(live.seat, "resume_silent")
+
     async def _start_cold(self, cold: Cold) -> LiveSeat:
         turn = self._turn
         turn.start, turn.reason = "cold", cold.reason
-        turn.context_lost = bool(turn.session.agent_state.get("has_context"))
+        turn.context_lost, turn.preface = bool(turn.session.agent_state.get("has_context")), None
         pool = turn.services.pool
         pool.clear(cold)
         turn.environment("starting")
@@ -189,23 +211,69 @@ class Seating:
             raise
         finally:
             self._under_way = None
+        if isinstance(live, ResumeStuck):
+            pool.discard(cold.seat, "resume_failed")
+            self._resume_failed(str(live))
+            return await self._check_out()
         if isinstance(live, RunnerError):
             pool.discard(cold.seat, live.code)
             raise live
         turn.live = live
         return live
 
-    async def _cold(self, cold: Cold) -> LiveSeat | RunnerError:
+    async def _cold(self, cold: Cold) -> LiveSeat | RunnerError | ResumeStuck:
         """A failure is a value: this task's only reader turns it into the turn's ending."""
         turn, pool = self._turn, self._turn.services.pool
+        provisioner = turn.services.provisioner
         try:
             if not await pool.make_room(cold):
                 raise RunnerError("provider_at_capacity", "A sandbox that must make room is still being torn down.")
-            live = await turn.services.provisioner.start(
-                cold.seat, turn.effective, lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict)
+            why, known = await self._known() if turn.context_lost else (None, None)
+            live = await provisioner.start(
+                cold.seat, turn.effective, lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict), known
             )
-        except RunnerError as error:
+        except (RunnerError, ResumeStuck) as error:
             return error
         pool.attach(live)
         live.take()
+        await self._told(live, why)
         return live
+
+    async def _known(self) -> tuple[str | None, AgentSession | None]:
+        """The agent session to go on with, or why there is none (DESIGN 3.5)."""
+        turn, provisioner = self._turn, self._turn.services.provisioner
+        known = AgentSession.of(turn.session.agent_state.get("agent"))
+        place = await provisioner.place(turn.session.key, turn.effective)
+        if not self._may_resume:
+            return "failed_before", None
+        if place is None:
+            return "home_lost", None
+        why = obstacle(known, place, provisioner.catalogue.get(turn.effective.harness).resume)
+        return why, known if why is None else None
+
+    async def _told(self, live: LiveSeat, why: str | None) -> None:
+        """What the new agent knows of the session: all of it, or what it will be told with the next prompt."""
+        turn = self._turn
+        if live.resume_failed is not None:
+            why = "refused"
+            self._resume_failed(live.resume_failed)
+        known = AgentSession.of(turn.session.agent_state.get("agent"))
+        if live.agent_session is not None:
+            place = live.agent_session.place
+            live.agent_session = replace(live.agent_session, failures=failures_of(known, place))
+        if live.resumed:
+            turn.start, turn.context_lost = Start.RESUMED.value, False
+            live.seat.start = turn.start
+        elif turn.context_lost:
+            turn.preface = await rebuilt(turn.services.store, turn.session, turn.turn_id)
+            told = len(turn.preface.encode()) if turn.preface is not None else 0
+            turn.journal.event(EventType.NOTICE, {"kind": "context_lost", "reason": why or "not_offered", "told": told})
+
+    def _resume_failed(self, why: str) -> None:
+        """Count and show it; this turn does not try again, and its session not for ever (case I6)."""
+        self._may_resume = False
+        turn = self._turn
+        turn.journal.event(EventType.NOTICE, {"kind": "resume_failed", "reason": why})
+        known = AgentSession.of(turn.session.agent_state.get("agent"))
+        if known is not None:
+            turn.session.agent_state["agent"] = known.failed().as_json()

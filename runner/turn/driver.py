@@ -11,7 +11,10 @@ from typing import Any, Final
 
 from runner.acp import updates
 from runner.acp.connection import (
+    Asked,
     Closed,
+    ElicitationAsked,
+    ElicitationCompleted,
     Item,
     PermissionAsked,
     PermissionWithdrawn,
@@ -23,12 +26,13 @@ from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules import permission
 from runner.rules import turn as rules
+from runner.rules.interaction import Cause
 from runner.rules.limits import Limits, Progress, first_due
 from runner.store.port import InteractionRow
 from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.turn.journal import Journal
 from runner.turn.live import INFO, LiveSeat
-from runner.turn.questions import Questions, Save
+from runner.turn.questions import Given, Questions, Save, tool_of
 from runner.turn.tools import ToolCalls
 
 log = logging.getLogger("runner.turn")
@@ -67,7 +71,8 @@ class Driver:
         self.live = live
         self.machine = machine
         self.journal = journal
-        self.questions = Questions(live, journal, clock, mint, save_question)
+        self.questions = Questions(live, journal, clock, mint)
+        self._save_question = save_question
         self.first_update_at: float | None = None
         self.usage: dict[str, Any] = {}
         self.dropped = 0
@@ -80,7 +85,7 @@ class Driver:
         self._tools = ToolCalls(live, journal, clock)
         self._todo: deque[rules.Effect] = deque()
         self._timers: dict[str, float] = {}
-        self._end: rules.End | None = None
+        self._end: rules.End | rules.Again | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._rang = False
@@ -100,28 +105,41 @@ class Driver:
         self._todo.extend(rules.step(self.machine, event))
         self._wake()
 
-    def answer(self, row: InteractionRow, reply: permission.Reply, denied: bool) -> bool:
-        """Answer an open question on its still open request; False when it is no longer open here."""
-        if not self.questions.answer(row, reply):
-            return False
-        if denied:
-            self.machine.denied = True
+    def answer(self, row: InteractionRow, given: dict[str, Any]) -> Given | None:
+        """Give a human's answer to the request that waits for it, or hold it until the agent asks again.
+
+        None when nobody waits here any more. Raises ``RunnerError`` (``invalid_request``), as ``desk.reply``.
+        """
+        how, denied = self.questions.answer(row, given)
+        if how is not None:
+            self._answered(denied)
+        return how
+
+    def expire(self, now_ms: int) -> None:
+        """Refuse what nobody answered in time."""
+        if self.questions.expire(now_ms):
+            self._answered(True)
+
+    def _answered(self, denied: bool) -> None:
+        self.machine.denied = self.machine.denied or denied
         self._last_item = self._clock.monotonic()
         self._wake()
-        return True
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    async def run(self, blocks: list[dict[str, Any]] | None, before_frame: Callable[[], None]) -> rules.End:
+    async def run(
+        self, blocks: list[dict[str, Any]] | None, before_frame: Callable[[], None]
+    ) -> rules.End | rules.Again:
         """Send ``blocks`` (None: the prompt is open already) and drive it to the end of this turn.
 
-        ``before_frame`` is called at the claim, with no await between it and the frame.
+        ``before_frame`` is called at the claim, with no await between it and the frame. ``Again``: the turn goes on
+        with another agent; only one with the agent session of an earlier process comes to that.
         """
         self._before_frame = before_frame
         self.live.inbox.on_items = self._wake
         if blocks is not None:
             self._blocks = blocks
-        self.feed(rules.Prepared(resumed=blocks is None))
+        self.feed(rules.Prepared(resumed=blocks is None, loaded=self.live.loaded))
         try:
             return await self._loop()
         finally:
@@ -129,7 +147,7 @@ class Driver:
             if self._alarm is not None:
                 self._alarm.cancel()
 
-    async def _loop(self) -> rules.End:
+    async def _loop(self) -> rules.End | rules.Again:
         items: deque[Item] = deque(self.live.held)
         self.live.held.clear()
         while True:
@@ -187,7 +205,7 @@ class Driver:
             case rules.SendFrame():
                 self._send_frame()
             case rules.CancelQuestions():
-                self.questions.cancel_all()
+                self.questions.close_all(Cause.STOPPED if self.machine.stop is not None else Cause.ENDED)
             case rules.CloseTools(status):
                 self._tools.close(status)
             case rules.SendCancel():
@@ -199,6 +217,8 @@ class Driver:
                 await self._kill(REAP_SECONDS)
             case rules.Reap():
                 self.feed(rules.Reaped(await self._kill(REAP_SECONDS)))
+            case rules.Again():
+                self._end = effect
             case rules.End():
                 self._finish(effect)
 
@@ -238,10 +258,13 @@ class Driver:
         match item:
             case Updates():
                 self._updates(item.updates)
-            case PermissionAsked():
-                await self._permission(item)
+            case PermissionAsked() | ElicitationAsked():
+                await self._question(item)
             case PermissionWithdrawn():
                 self.questions.withdrawn(item)
+            case ElicitationCompleted():
+                self.questions.completed(item)
+                self.journal.event(EventType.NOTICE, {"kind": "elicitation_complete", "id": item.elicitation_id})
             case PromptAnswered():
                 self._prompt_answered(item)
             case Closed():
@@ -278,21 +301,25 @@ class Driver:
                     self.live.learn(payload)
                 self.journal.event(EventType(kind), payload)
 
-    async def _permission(self, item: PermissionAsked) -> None:
+    async def _question(self, item: Asked) -> None:
         if self.machine.stop is not None:
-            self.questions.reply(item.key, permission.Reply(permission.CANCELLED))
+            kind = desk.PERMISSION if isinstance(item, PermissionAsked) else desk.ELICITATION
+            self.questions.reply(item.key, desk.cancel(kind))
             return
+        if self.first_update_at is None:
+            self.first_update_at = self._clock.monotonic()
         fields = updates.tool_of(item.params.get("toolCall"))
-        tool = self._tools.report(fields) if fields is not None else None
-        self.machine.output = self.machine.output or tool is not None
-        reply = desk.decide(self._policy, item.params)
-        if reply is not None:
-            self.machine.denied = self.machine.denied or _is_denial(item.params["options"], reply)
-            self.questions.reply(item.key, reply)
+        tool = self._tools.report(fields) if fields is not None else tool_of(self.live, item)
+        self.machine.output = self.machine.output or fields is not None
+        denied = self.questions.settle(item, tool, self._policy)
+        if denied is not None:
+            self.machine.denied = self.machine.denied or denied
             return
-        await self.questions.ask(item, tool)
+        row = self.questions.draft(item, tool)
+        await self._save_question(row)
+        self.questions.show(row, item, tool)
         if self.machine.stopping:
-            self.questions.cancel_all()
+            self.questions.close_all(Cause.STOPPED)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -344,7 +371,3 @@ class Driver:
             open_tools=self._tools.open,
             asking=bool(self.questions),
         )
-
-
-def _is_denial(options: list[dict[str, Any]], reply: permission.Reply) -> bool:
-    return reply.result is None or permission.denies(options, reply.result["outcome"]["optionId"])

@@ -8,9 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runner.acp import updates
-from runner.acp.connection import AgentConnection, Closed, Inbox, Item, PermissionAsked, Updates
-from runner.rules import permission
+from runner.acp.connection import (
+    AgentConnection,
+    Closed,
+    ElicitationAsked,
+    Inbox,
+    Item,
+    PermissionAsked,
+    PromptAnswered,
+    Updates,
+)
+from runner.interactions import desk
+from runner.rules import elicitation, permission
 from runner.rules.pool import Seat
+from runner.rules.resume import AgentSession
 from runner.sandbox.port import Mark, Sandbox
 from runner.terms import TERMINAL_TOOL_STATUSES
 
@@ -41,17 +52,21 @@ class OpenTool:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A permission request that waits for a human."""
+    """A permission request or elicitation that waits for a human; ``offer``: what it can be answered with."""
 
     interaction_id: str
     key: Any
     tool_call_id: str | None
-    options: tuple[dict[str, Any], ...]
+    offer: desk.Offer
 
 
 @dataclass(slots=True)
 class LiveSeat:
-    """The inside of a busy or parked seat. Its turn, or the session while paused, is its only user."""
+    """The inside of a busy or parked seat. Its turn, or the session while paused, is its only user.
+
+    ``agent_session``: what a later process needs to go on with it, None where its home has no identity;
+    ``resumed``: it goes on with that of an earlier process; ``resume_failed``: why it does not, although it was tried.
+    """
 
     seat: Seat
     sandbox: Sandbox
@@ -70,6 +85,14 @@ class LiveSeat:
     mark_under_way: Mark | None = None
     stray_items: int = 0
     exited: bool = False
+    agent_session: AgentSession | None = None
+    resumed: bool = False
+    resume_failed: str | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its memory is that of an earlier process, and no turn has shown yet that it works."""
+        return self.resumed and self.turns == 0
 
     @property
     def alive(self) -> bool:
@@ -109,6 +132,13 @@ class LiveSeat:
             if info:
                 self.held.append(Updates(info))
 
+    def lost(self) -> bool:
+        """Whether the agent of a paused chain is gone without an answer to its prompt; what it said last is held."""
+        if not self.inbox.closed:
+            return False
+        self.held += self.inbox.drain()
+        return not any(isinstance(item, PromptAnswered) for item in self.held)
+
     def drop(self, item: Item) -> None:
         """What belongs to no turn: counted, but a question is answered ``cancelled``, and facts are learnt."""
         info = _info(item)
@@ -117,9 +147,10 @@ class LiveSeat:
         self.stray_items += not info
         if isinstance(item, Closed):
             self.exited = True
-        elif isinstance(item, PermissionAsked):
+        elif isinstance(item, PermissionAsked | ElicitationAsked):
+            asks = isinstance(item, PermissionAsked)
             with suppress(ConnectionError):
-                self.connection.respond(item.key, permission.CANCELLED)
+                self.connection.respond(item.key, permission.CANCELLED if asks else elicitation.CANCEL)
 
     def learn(self, info: dict[str, Any]) -> None:
         """The agent changed its mode or options by itself: a later dispatch compares with what is in force."""
