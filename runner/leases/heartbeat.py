@@ -155,7 +155,7 @@ class Heartbeats:
         held = self._held.get(key)
         former = held.former if held is not None and held.beat.turn_id == beat.turn_id else None
         if held is None or former is None:
-            await self.end(replace(beat, phase="ended", predecessor=None))
+            await self.end(_ended(beat))
             return
         former.granted_at, former.lease_seconds = held.granted_at, held.lease_seconds
         former.given_up.append(beat.turn_id)

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from runner.leases.http import HttpLeasePlane
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import Heartbeat, LeasePlane
 from runner.leases.redis import RedisLeasePlane
+from runner.server.auth import AccessToken
+from tests.plane.bed import RUNNER, serve_plane
 from tests.redis_server import RedisServer
 
 LEASE = 20.0
@@ -31,12 +34,16 @@ class HandClock:
 
 @dataclass
 class Planes:
-    """One plane from two replicas, ``r1`` and ``r2``; ``ended`` is what its store knows."""
+    """One plane from two replicas, ``r1`` and ``r2``; ``ended`` is what its store knows.
+
+    ``names``: it gives out named leases; a plane over HTTP has none to give, for it sweeps by itself.
+    """
 
     one: LeasePlane
     two: LeasePlane
     clock: HandClock
     ended: set[str] = field(default_factory=set)
+    names: bool = True
 
 
 @dataclass
@@ -77,7 +84,21 @@ async def redis(setting: Setting) -> AsyncIterator[Opened]:
     await two.close()
 
 
-BACKENDS: dict[str, Backend] = {"memory": memory, "redis": redis}
+@asynccontextmanager
+async def http(setting: Setting) -> AsyncIterator[Opened]:
+    has_ended = setting.has_ended if setting.asks_store else None
+    behind = MemoryLeasePlane(setting.clock, LEASE, has_ended=has_ended, shared=True)
+    tokens = [AccessToken(f"token{n}", project, RUNNER) for n, project in enumerate(PROJECTS)]
+    served = await serve_plane(behind, tokens=tokens)
+    one, two = (HttpLeasePlane(served.url, {item.project: item.token for item in tokens}) for _ in range(2))
+    yield one, two
+    await one.close()
+    await two.close()
+    await served.stop()
+
+
+BACKENDS: dict[str, Backend] = {"memory": memory, "redis": redis, "http": http}
+PROJECTS = ("p", "p2", "a:b", "a:b:c", "ä €", "*")
 
 Open = Callable[..., Awaitable[Planes]]
 
@@ -91,7 +112,7 @@ async def open_planes(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
         async def opened(*, asks_store: bool = False) -> Planes:
             clock, ended = HandClock(), set[str]()
             one, two = await stack.enter_async_context(backend(Setting(request, clock, ended, asks_store)))
-            return Planes(one, two, clock, ended)
+            return Planes(one, two, clock, ended, names=request.param != "http")
 
         yield opened
 

@@ -1,4 +1,4 @@
-"""A lease plane that does what a test says: admit, refuse, raise, crash, never answer, or wait at a gate."""
+"""Lease planes that do what a test says: admit, refuse, raise, crash, never answer, or wait at a gate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.errors import RunnerError
+from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import BeatAnswer, Heartbeat, Holder, Note, OnNote, ReplicaInfo
+from tests.virtual_time import LoopClock
 
+LEASE = 20.0
 Step = Literal["admit", "refuse", "owned", "raise", "crash", "hang"] | asyncio.Event | BeatAnswer
 
 
@@ -86,3 +89,30 @@ class ScriptedPlane:
 
     async def close(self) -> None:
         return None
+
+
+class GatedPlane(MemoryLeasePlane):
+    """A shared plane in memory whose beats can be held before they are decided, or have their answers held or lost.
+
+    Keys are (turn, phase); an entry of ``asks`` holds the question until it is set, of ``answers`` the answer. While
+    ``down`` nothing is decided. ``sent`` holds (loop time, turn, phase, predecessor) of every beat.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LoopClock(), LEASE, shared=True)
+        self.asks: dict[tuple[str, str], asyncio.Event] = {}
+        self.answers: dict[tuple[str, str], asyncio.Event] = {}
+        self.down = False
+        self.sent: list[tuple[float, str, str, str | None]] = []
+
+    async def beat(self, beat: Heartbeat) -> BeatAnswer:
+        self.sent.append((asyncio.get_running_loop().time(), beat.turn_id, beat.phase, beat.predecessor))
+        key = (beat.turn_id, beat.phase)
+        if key in self.asks:
+            await self.asks[key].wait()
+        if self.down:
+            raise RunnerError("plane_unavailable", "scripted")
+        answer = await super().beat(beat)
+        if key in self.answers:
+            await self.answers[key].wait()
+        return answer
