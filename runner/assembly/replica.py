@@ -35,6 +35,7 @@ from runner.session.reconcile import reconcile
 from runner.session.registry import Registry
 from runner.session.services import Services
 from runner.session.session import Session
+from runner.session.sweep import Job, Sweep
 from runner.store.port import Store
 from runner.tasks import Tasks
 from runner.turn.live import LiveSeat
@@ -135,16 +136,27 @@ async def build(
             holds=registry.holds,
             proven_dead=proven_dead or proven_by_lock,
             lost_after_seconds=settings.records.lost_after_seconds,
+            answer_seconds=settings.leases.beat_timeout_seconds,
         ),
         reload=registry.reload,
     )
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers)
-    if plane.shared:
-        services.beats.announce(services.owners.me)
-        tasks.spawn("watch replicas", services.owners.watch())
-        await plane.listen(replica_id, calls.coordinator.note)
+    await _take_part(replica)
     return replica
+
+
+async def _take_part(replica: Replica) -> None:
+    """Start what a replica does by itself, and be known to the others."""
+    services, commands = replica.services, replica.coordinator.commands
+    jobs: dict[str, Job] = {"commands": commands.sweep}
+    if replica.plane.shared:
+        jobs["lost turns"] = services.owners.sweep_lost
+        services.beats.announce(services.owners.me)
+        services.tasks.spawn("watch replicas", services.owners.watch())
+        services.tasks.spawn("watch commands", commands.watch())
+        await replica.plane.listen(replica.replica_id, replica.coordinator.note)
+    services.tasks.spawn("sweep", Sweep(replica.plane, replica.replica_id, jobs).run())
 
 
 class _Calls:
@@ -154,6 +166,9 @@ class _Calls:
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
         self.coordinator.lease_lost(turn_id, answer)
+
+    def commands_due(self, project: str, session_id: str, commands: tuple[dict[str, Any], ...]) -> None:
+        self.coordinator.commands.due(project, session_id, commands)
 
     def seat_removed(self, live: LiveSeat, verdict: str) -> None:
         self.coordinator.seat_removed(live, verdict)
@@ -173,6 +188,7 @@ def _heartbeats(settings: Settings, plane: LeasePlane, clock: Clock, calls: _Cal
         beat_seconds=lease.beat_seconds,
         beat_timeout_seconds=lease.beat_timeout_seconds,
         on_lost=calls.lease_lost,
+        on_commands=calls.commands_due,
         rivals=lambda: plane.shared,
         tell=stories.teller("lease"),
     )

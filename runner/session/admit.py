@@ -10,7 +10,6 @@ from runner.leases.port import BeatAnswer
 from runner.rules import admission
 from runner.session.context import TurnContext
 from runner.session.outbox import Batch
-from runner.session.reconcile import close_session
 from runner.store.port import Admission
 from runner.terms import EventType
 
@@ -41,12 +40,13 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     session.current = run
     stored = False
     try:
-        written = await _catch_up(turn, answer) if services.owners.shared else 0
+        if services.owners.shared:
+            await _catch_up(turn, answer)
         if session.effective is not run.based_on:
             # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
             turn.effective = turn.merge(session.effective)
         _mark_early(turn)
-        stored = await _make_durable(turn, answer, written)
+        stored = await _make_durable(turn, answer)
     finally:
         if not stored:
             session.current = None
@@ -61,6 +61,10 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
     services, owners = turn.services, turn.services.owners
     beat = turn.beat("running")
     try:
+        left = turn.session.unfinished
+        if left is not None and owners.shared and await owners.close_lost(left):
+            await services.reload(turn.session)
+            beat = turn.beat("running")
         answer = await services.beats.first(beat)
     except RunnerError:
         if not owners.shared or services.settings.leases.on_unreachable != "open":
@@ -74,32 +78,19 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
     return answer
 
 
-async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> int:
-    """Read the session again where another replica had it since, and end the turn that it left open.
-
-    The lease is held, so nobody else writes now.
-
-    Returns:
-        How many records were written in the granted epoch.
-    """
+async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> None:
+    """Read the session again where another replica had it since; the lease is held, so nobody else writes now."""
     session, services = turn.session, turn.services
     if answer.epoch == session.head.epoch + 1 and session.unfinished is None:
-        return 0
+        return
     await services.reload(session)
-    if turn.resumes is not None and session.paused is not turn.resumes:
-        raise RunnerError("session_turn_in_use", "The chain went on elsewhere.")
-    if session.head.epoch >= answer.epoch:
-        raise RunnerError("plane_unavailable", "The lease plane had forgotten this session. Try again.", retry_after=1)
-    written = 0
-    if session.unfinished is not None:
-        written = await close_session(services.store, services.clock, session.key, session.unfinished, answer.epoch)
-        await services.reload(session)
+    if session.head.epoch >= answer.epoch or session.unfinished is not None:
+        raise RunnerError("plane_unavailable", "The session has just changed hands. Try again.", retry_after=1)
     prompt = turn.prompt
     if prompt is not None and turn.resumes is None:
         known = await services.store.prompt(session.project, session.session_id, prompt.prompt_id)
         if known is not None:
             raise Overtaken
-    return written
 
 
 def _mark_early(turn: TurnContext) -> None:
@@ -109,24 +100,24 @@ def _mark_early(turn: TurnContext) -> None:
         live.mark(turn.turn_id)
 
 
-async def _make_durable(turn: TurnContext, answer: BeatAnswer, written: int) -> bool:
+async def _make_durable(turn: TurnContext, answer: BeatAnswer) -> bool:
     session = turn.session
     if session.outbox.owes_endings:
         await session.outbox.flush()
     session.learn_secrets(turn.effective.secrets.values())
     turn.journal.redactor = session.redactor
     async with session.outbox.writing:
-        return await _insert(turn, answer, written)
+        return await _insert(turn, answer)
 
 
-async def _insert(turn: TurnContext, answer: BeatAnswer, written: int) -> bool:
+async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
     session, outbox, head = turn.session, turn.session.outbox, turn.session.head
     if session.paused is not None and session.paused.live is not None:
         # Until this turn is admitted or not, nobody else may write: the agent's words wait in its inbox.
         session.paused.live.inbox.on_items = None
     before, busy_before = (head.epoch, head.n), session.busy
     earlier = outbox.take()
-    head.epoch, head.n, turn.epoch = answer.epoch, written, answer.epoch
+    head.epoch, head.n, turn.epoch = answer.epoch, 0, answer.epoch
     turn.journal.hold()
     _announce(turn)
     records = [*earlier.records, *outbox.take().records]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
@@ -18,6 +18,8 @@ from runner.store.port import Store, TurnRow
 log = logging.getLogger("runner.session")
 WATCH_SECONDS: Final = 1.0
 CLOSING: Final = "closing-"
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Owners:
         holds: whether this replica holds a session itself, without asking anybody.
         proven_dead: whether a replica is provably gone: same boot of the same machine, and its lock file is free.
         lost_after_seconds: how long a turn may be without a holder before the sweep ends it.
+        answer_seconds: longest wait for one answer of the plane.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Owners:
         holds: Callable[[Key], bool],
         proven_dead: Callable[[ReplicaInfo], bool],
         lost_after_seconds: float,
+        answer_seconds: float,
     ) -> None:
         self.me = me
         self._plane = plane
@@ -59,6 +63,7 @@ class Owners:
         self._holds = holds
         self._proven_dead = proven_dead
         self._lost_after = lost_after_seconds
+        self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
 
@@ -75,7 +80,7 @@ class Owners:
         if not self._plane.shared or self._holds((project, session_id)):
             return None
         try:
-            holder = await self._plane.look(project, session_id)
+            holder = await self._ask(self._plane.look(project, session_id))
         except RunnerError as error:
             log.warning("nobody knows who owns session %s: %s", session_id, error.message)
             return None
@@ -90,7 +95,7 @@ class Owners:
         if not self._plane.shared or replica_id == self.me.replica_id:
             return False
         try:
-            known = {info.replica_id: info for info in await self._plane.replicas()}
+            known = {info.replica_id: info for info in await self._ask(self._plane.replicas())}
         except RunnerError:
             return False
         info = known.get(replica_id)
@@ -109,7 +114,7 @@ class Owners:
 
     async def others(self) -> list[ReplicaInfo]:
         """Announced replicas but this one, those that are provably gone left out."""
-        found = [info for info in await self._plane.replicas() if info.replica_id != self.me.replica_id]
+        found = [info for info in await self._ask(self._plane.replicas()) if info.replica_id != self.me.replica_id]
         return [info for info in found if not self._proven_dead(info)]
 
     async def watch(self) -> None:
@@ -117,7 +122,7 @@ class Owners:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                for info in await self._plane.replicas():
+                for info in await self._ask(self._plane.replicas()):
                     if info.replica_id != self.me.replica_id and self._proven_dead(info):
                         await self.bury(info)
             except RunnerError as error:
@@ -142,13 +147,13 @@ class Owners:
 
     async def _bury(self, dead: ReplicaInfo) -> None:
         turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
-        held = await self._plane.release_replica(dead.replica_id)
+        held = await self._ask(self._plane.release_replica(dead.replica_id))
         try:
             for turn in turns:
                 await self.close_lost(turn)
         except RunnerError:
             # Announced again, it is found again.
-            await self._plane.announce(dead)
+            await self._ask(self._plane.announce(dead))
             raise
         log.warning("replica %s is gone: %d leases released, %d turns ended", dead.replica_id, held, len(turns))
 
@@ -164,13 +169,13 @@ class Owners:
             return False
         floor = max(row.head_epoch, turn.epoch)
         beat = Heartbeat(*key, f"{CLOSING}{turn.turn_id}"[:128], self.me.replica_id, epoch_floor=floor)
-        answer = await self._plane.beat(beat)
+        answer = await self._ask(self._plane.beat(beat))
         if not answer.admitted:
             return False
         try:
             await close_session(self._store, self._clock, key, turn, answer.epoch)
         finally:
-            await asyncio.shield(self._plane.beat(replace(beat, phase="ended")))
+            await asyncio.shield(self._ask(self._plane.beat(replace(beat, phase="ended"))))
         return True
 
     async def sweep_lost(self) -> None:
@@ -179,8 +184,15 @@ class Owners:
         turns = {(turn.project, turn.turn_id): turn for turn in await self._store.open_turns()}
         self._unheld = {key: since for key, since in self._unheld.items() if key in turns}
         for key, turn in turns.items():
-            holder = await self._plane.look(turn.project, turn.session_id)
+            holder = await self._ask(self._plane.look(turn.project, turn.session_id))
             if holder is not None and holder.alive == turn.turn_id:
                 self._unheld.pop(key, None)
             elif now - self._unheld.setdefault(key, now) >= self._lost_after:
                 await self.close_lost(turn)
+
+    async def _ask(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(self._answer_seconds):
+                return await call
+        except TimeoutError:
+            raise RunnerError("plane_unavailable", "The lease plane gives no answer.") from None

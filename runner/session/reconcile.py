@@ -75,7 +75,7 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
     session = await store.session(*key)
     if session is None:
         log.error("session %s has no row", key[1])
-        return 0
+        return
     head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
     folded = []
     async for rows in pages(store, key, None):
@@ -91,22 +91,22 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
     closing = _Closing(session, head[0] + 1 if epoch is None else epoch, clock.now_ms(), turn)
     closing.write(open_now, questions)
     prompts = [known for name in open_now.prompts if (known := await store.prompt(*key, name)) is not None]
-    return len(closing.records) if await _save(store, closing, questions, prompts) else 0
+    await _save(store, closing, questions, prompts)
 
 
-async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> bool:
+async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> None:
     turn, records = closing.turn, closing.records
     failed = [replace(row, state=PromptState.FAILED) for row in prompts]
     head = replace(closing.session, head_epoch=closing.epoch, head_n=len(records), updated_at=closing.at)
     if turn is None:
         await store.append(records, questions, failed)
         await store.save_session(head)
-        return True
+        return
     result = _result(turn)
     own = next((replace(row, result=result) for row in failed if row.prompt_id == turn.prompt_id), None)
     others = [row for row in failed if row.prompt_id != turn.prompt_id]
     ended = replace(turn, outcome=Outcome.LOST, ended_at=closing.at, result=result)
-    return await store.end(Ending(head, ended, own, questions, records, others))
+    await store.end(Ending(head, ended, own, questions, records, others))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import RunnerError
 from tests.session.bed import CALLER, Bed, types
-from tests.session.reading import assert_contiguous, cursor
+from tests.session.reading import cursor
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
@@ -31,6 +31,16 @@ async def running(bed: Bed, prompt: str = "hello", agents: int = 1, **fields: An
 
 def outcomes(events: list[dict[str, Any]]) -> list[str]:
     return [event["data"]["outcome"] for event in events if event["type"] == "done"]
+
+
+def records(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without frames: what is read back later has none."""
+    return [event for event in events if event["type"] not in ("message_delta", "thought_delta")]
+
+
+def assert_ordered(events: list[dict[str, Any]]) -> None:
+    cursors = [cursor(event) for event in events]
+    assert cursors == sorted(set(cursors)), "cursors grow and are never used again"
 
 
 async def test_two_sends_at_two_replicas_admit_exactly_one_case_b2(several: Several) -> None:
@@ -58,8 +68,8 @@ async def test_a_session_moves_on_when_nobody_holds_it(several: Several) -> None
     assert (await two.turn())["ok"]
     events = await two.history()
     assert outcomes(events) == ["completed", "completed"]
-    assert_contiguous(events)
-    assert await one.history() == events, "what the first remembers is not trusted any more"
+    assert_ordered(events)
+    assert records(await one.history()) == records(events), "what the first remembers is not trusted any more"
     assert (await one.sessions.view(CALLER, "s"))["last_turn"]["turn_id"] == events[-2]["turn_id"]
 
 
@@ -77,7 +87,7 @@ async def test_the_turn_of_a_dead_owner_is_lost_once_and_the_session_goes_on_cas
     events = await two.history()
     assert outcomes(events) == ["lost", "completed"]
     assert all(cursor(event) > cursor(seen[-1]) for event in events[len(seen) :])
-    assert_contiguous(events)
+    assert_ordered(events)
 
 
 async def test_a_death_is_noticed_without_any_request_case_m3(several: Several) -> None:
@@ -95,11 +105,11 @@ async def test_an_unproven_death_is_waited_for_until_the_lease_ran_out(several: 
     await several.kill("a", proven=False)
     handle = await two.dispatch(prompt="too early")
     assert handle.refused is not None
-    await asyncio.sleep(LEASE_SECONDS)
+    await asyncio.sleep(LEASE_SECONDS + 1)
     assert (await two.turn(prompt="go on"))["ok"]
     events = await two.history()
     assert outcomes(events) == ["lost", "completed"]
-    assert_contiguous(events)
+    assert_ordered(events)
 
 
 async def test_a_turn_that_nobody_holds_is_ended_by_the_sweep_case_m9(several: Several) -> None:
@@ -128,7 +138,7 @@ async def test_a_frozen_owner_that_comes_back_counts_for_nothing(several: Severa
     assert outcomes(events) == ["lost", "completed"]
     assert "from the grave" not in str(events)
     assert one.pool.live(("p", "s")) is None
-    assert await one.history() == events
+    assert records(await one.history()) == records(events)
 
 
 async def test_the_same_prompt_at_two_replicas_runs_once_case_b5(several: Several) -> None:
@@ -200,7 +210,7 @@ async def test_a_stale_replica_is_told_by_the_store(several: Several) -> None:
     assert await two.replica.services.owners.close_lost(turn)
     agent.say("late")
     agent.update(sessionUpdate="plan", entries=[])
-    await asyncio.sleep(2)
+    await asyncio.sleep(20)
     assert types(await two.history()).count("done") == 1
     assert one.sessions._runs == {}
     assert [row.record.turn_id for _, row in await several.store.quarantined("p", 10)][:1] == [turn.turn_id]
