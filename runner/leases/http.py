@@ -61,17 +61,8 @@ class HttpLeasePlane:
         self._lines: dict[str, _Line] = {}
 
     async def beat(self, beat: Heartbeat) -> BeatAnswer:
-        body = {
-            "session_id": beat.session_id,
-            "turn_id": beat.turn_id,
-            "replica_id": beat.replica_id,
-            "phase": beat.phase,
-            "advertise_url": beat.advertise_url,
-            "predecessor": beat.predecessor,
-            "epoch_floor": beat.epoch_floor,
-            "epoch": beat.epoch,
-            "seat_parked": beat.seat_parked,
-        }
+        body = asdict(beat)
+        del body["project"]
         return await self._ask("heartbeat", _BEAT, body, beat.project)
 
     async def look(self, project: str, session_id: str) -> Holder | None:

@@ -63,6 +63,7 @@ async def post_heartbeat(request: web.Request) -> web.Response:
             seat_parked=body.seat_parked,
             advertise_url=body.advertise_url if mine else None,
             epoch=body.epoch,
+            started_at=body.started_at,
         )
     )
     told = asdict(answer)

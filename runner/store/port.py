@@ -169,8 +169,9 @@ class Store(Protocol):
 
     Every method raises ``RunnerError("store_unavailable")`` when the database cannot be used, and ``internal`` for a
     row that it refuses (a cursor that belongs to another record). A cancelled call may or may not have been written;
-    it is never half written. Upserts keep what never changes: a session's ``created_at`` and, once set, ``ended_at``; a
-    prompt's ``digest``, ``created_at`` and ``content``; an interaction's session, kind and ``created_at``.
+    it is never half written, and its rows are of one project. Upserts keep what never changes: a session's
+    ``created_at`` and, once set, ``ended_at``; a prompt's ``digest``, ``created_at`` and ``content``; an interaction's
+    session, kind and ``created_at``.
 
     Several replicas may use one store. A session row with an older head (epoch, n) than the stored one is a stale
     writer's and changes nothing; so does a stale record of ``append``, which is quarantined.

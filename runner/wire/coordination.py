@@ -28,7 +28,10 @@ Tokens = Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_lengt
 
 
 class HeartbeatRequest(Part):
-    """A beat. Without ``epoch_floor`` the plane asks its own store; ``epoch`` is what an earlier beat was granted."""
+    """A beat. Without ``epoch_floor`` the plane asks its own store.
+
+    ``epoch`` and ``started_at`` are what an earlier beat of the turn was granted.
+    """
 
     session_id: Id
     turn_id: Id
@@ -38,6 +41,7 @@ class HeartbeatRequest(Part):
     predecessor: Id | None = None
     epoch_floor: Number | None = None
     epoch: Number = 0
+    started_at: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     seat_parked: bool = False
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
@@ -37,13 +36,14 @@ class ServedPlane:
     store: Store
     clock: Clock
     max_body_bytes: int
+    tokens: list[AccessToken]
     url: str = ""
     port: int = 0
     runner: web.AppRunner | None = None
 
     async def start(self) -> None:
         settings = Settings.model_validate({"server": {"max_body_bytes": self.max_body_bytes}})
-        app = build_app(FakeSessions(), settings, TOKENS)
+        app = build_app(FakeSessions(), settings, self.tokens)
         add_coordination(app, self.leases, self.store, self.clock)
         self.runner, self.url = await start_site(app, "127.0.0.1", self.port, close_seconds=0.2)
         self.port = self.runner.addresses[0][1]
@@ -60,10 +60,11 @@ async def serve_plane(
     clock: Clock | None = None,
     *,
     max_body_bytes: int = BODY_MAX,
+    tokens: list[AccessToken] | None = None,
 ) -> ServedPlane:
     """A served plane over memory, unless other parts are given."""
     clock = clock or SystemClock()
-    plane: Any = leases or MemoryLeasePlane(clock, 20, shared=True)
-    served = ServedPlane(plane, store or MemoryStore(), clock, max_body_bytes)
+    plane = leases if leases is not None else MemoryLeasePlane(clock, 20, shared=True)
+    served = ServedPlane(plane, store if store is not None else MemoryStore(), clock, max_body_bytes, tokens or TOKENS)
     await served.start()
     return served

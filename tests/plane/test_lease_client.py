@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from runner.errors import RunnerError
 from runner.leases.heartbeat import Heartbeats
 from runner.leases.http import HttpLeasePlane
 from runner.leases.port import BeatAnswer, Heartbeat, ReplicaInfo
+from runner.wire.coordination import HeartbeatRequest
 from tests.plane.bed import BOTH, ServedPlane
 from tests.server.double import auth
 
@@ -256,6 +258,10 @@ async def test_a_wrong_first_frame_ends_the_line_with_a_reason(plane: ServedPlan
         await line.send_str(hello)
         frame = await line.receive(5)
         assert (line.close_code, bool(frame.extra)) == (1008, True)
+
+
+def test_a_beat_travels_whole():
+    assert set(HeartbeatRequest.model_fields) == {item.name for item in fields(Heartbeat)} - {"project"}
 
 
 async def test_named_leases_are_the_planes_own_business(client: HttpLeasePlane):

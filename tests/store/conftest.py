@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from runner.clock import SystemClock
+from runner.store.http import HttpStore
 from runner.store.memory import MemoryStore
 from runner.store.port import Store
+from runner.store.spool import SpooledStore
 from runner.store.sqlite import SqliteStore
+from tests.plane.bed import BOTH, serve_plane
 from tests.store.rows import AT
 
 
@@ -19,14 +23,50 @@ class FixedClock(SystemClock):
         return AT
 
 
-@pytest.fixture(params=["sqlite", "memory"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    clock = FixedClock()
-    made: Store = MemoryStore(clock=clock)
-    if request.param == "sqlite":
-        made = await SqliteStore.open(tmp_path / "store.sqlite3", clock=clock)
+@asynccontextmanager
+async def memory(path: Path) -> AsyncIterator[Store]:
+    made = MemoryStore(clock=FixedClock())
     yield made
     await made.close()
+
+
+@asynccontextmanager
+async def on_sqlite(path: Path) -> AsyncIterator[Store]:
+    made = await SqliteStore.open(path / "store.sqlite3", clock=FixedClock())
+    yield made
+    await made.close()
+
+
+@asynccontextmanager
+async def http(path: Path) -> AsyncIterator[Store]:
+    async with on_sqlite(path) as behind:
+        served = await serve_plane(store=behind, max_body_bytes=32 * 1024 * 1024)
+        made = await HttpStore.open(served.url, BOTH)
+        yield made
+        await made.close()
+        await served.stop()
+
+
+@asynccontextmanager
+async def spooled(path: Path) -> AsyncIterator[Store]:
+    async with memory(path) as behind:
+        made = await SpooledStore.open(behind, path / "spool.sqlite3", SystemClock())
+        yield made
+        await made.close()
+
+
+BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
+    "sqlite": on_sqlite,
+    "memory": memory,
+    "http": http,
+    "spooled": spooled,
+}
+
+
+@pytest.fixture(params=list(BACKENDS))
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    async with BACKENDS[request.param](tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -248,7 +248,8 @@ async def test_a_closed_interaction_never_reopens(store: Store, status: str):
 
 async def test_interactions_in_order_of_creation_and_by_filter(store: Store):
     await store.append([], [question("b", created_at=5), question("a", created_at=5), question("c", created_at=1)])
-    await store.append([], [question("d", in_session="s2", status="answered"), question("e", project="p2")])
+    await store.append([], [question("d", in_session="s2", status="answered")])
+    await store.append([], [question("e", project="p2")])
     assert [row.interaction_id for row in await store.interactions(PROJECT)] == ["c", "b", "a", "d"]
     assert [row.interaction_id for row in await store.interactions(PROJECT, "s")] == ["c", "b", "a"]
     assert [row.interaction_id for row in await store.interactions(PROJECT, status="answered")] == ["d"]
@@ -259,7 +260,8 @@ async def test_interactions_in_order_of_creation_and_by_filter(store: Store):
 
 async def test_open_interactions_are_those_of_every_project(store: Store):
     rows = [question("b", created_at=5), question("a", created_at=5, project="p2"), question("c", created_at=1)]
-    await store.append([], [*rows, question("d", status="consumed")])
+    for row in (*rows, question("d", status="consumed")):
+        await store.append([], [row])
     assert await store.open_interactions("pending") == [rows[2], rows[0], rows[1]]
     assert await store.open_interactions("answered") == []
 
@@ -276,7 +278,7 @@ async def test_a_project_sees_nothing_of_another_case_j5(store: Store):
     assert await store.interactions("p2") == []
     assert await store.interaction("p2", "i1") is None
     assert not await store.answer_interaction(question(status="answered", project="p2"), "pending")
-    assert not await store.end(ending(turn(project="p2")))
+    assert not await store.end(ending(turn(project="p2"), session=session(at=2000, project="p2")))
     await store.save_session(session(project="p2", ended_at=1))
     await store.delete_session_content("p2", "s")
     twin = Admission(

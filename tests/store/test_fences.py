@@ -75,7 +75,8 @@ async def test_setting_aside_is_done_once_and_never_hides_what_is_stored(store: 
 async def test_the_quarantine_is_read_in_pages_by_its_own_project(store: Store):
     rows = [record(n) for n in range(5)]
     for row in rows:
-        await store.quarantine([row, row._replace(project="p2")] if row.n == 3 else [row], "why", 1)
+        await store.quarantine([row], "why", 1)
+    await store.quarantine([rows[3]._replace(project="p2")], "why", 1)
     seen, after = [], 0
     while page := await store.quarantined(PROJECT, 2, after):
         assert len(page) <= 2
