@@ -67,6 +67,7 @@ class Heartbeats:
         self._tell = tell
         self._held: dict[Key, Held] = {}
         self._firsts: Counter[Key] = Counter()
+        self._orphans: dict[str, Held] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks("heartbeats")
         self._closed = False
@@ -148,14 +149,17 @@ class Heartbeats:
     async def give_back(self, beat: Heartbeat) -> None:
         """Undo an admission that did not become durable: the session is again what it was before ``first``.
 
-        The chain or seat that the turn took over is restored in one beat, else the turn is ended; one try, at most
-        the beat time-out, retried behind.
+        The chain or seat that the turn took over is restored in one beat, or told as lost if its lease is gone; without
+        one the turn is ended. One try, at most the beat time-out, retried behind.
         """
         key = (beat.project, beat.session_id)
         held = self._held.get(key)
         former = held.former if held is not None and held.beat.turn_id == beat.turn_id else None
         if held is None or former is None:
+            orphan = self._orphans.pop(beat.turn_id, None)
             await self.end(_ended(beat))
+            if orphan is not None:
+                self._tell_lost(orphan, LAPSED)
             return
         former.granted_at, former.lease_seconds = held.granted_at, held.lease_seconds
         former.given_up.append(beat.turn_id)
@@ -174,8 +178,8 @@ class Heartbeats:
         """
         key = (beat.project, beat.session_id)
         sent = self._clock.monotonic()
-        held = self._held.get(key)
-        entry = None
+        held, entry = self._held.get(key), None
+        _ = self._orphans.pop(beat.turn_id, None)
         if held is not None and held.beat.turn_id == beat.turn_id:
             del self._held[key]
             beat = replace(beat, predecessor=None, epoch=held.granted.epoch, started_at=held.granted.started_at)
@@ -201,8 +205,6 @@ class Heartbeats:
         if entry is not None:
             self._settle(key, entry, beat, sent, answer)
         return answer
-
-    # -- the plane besides beats -------------------------------------------------------------------------------------
 
     async def look(self, project: str, session_id: str) -> Holder | None:
         """``LeasePlane.look`` within the beat time-out; what it tells of the plane's clock is kept.
@@ -375,6 +377,11 @@ class Heartbeats:
 
     def _lose(self, key: Key, held: Held, answer: BeatAnswer) -> None:
         del self._held[key]
+        if held.former is not None:
+            self._orphans[held.beat.turn_id] = held.former
+        self._tell_lost(held, answer)
+
+    def _tell_lost(self, held: Held, answer: BeatAnswer) -> None:
         self._told("lost", held.beat, answer)
         try:
             self._on_lost(held.beat.turn_id, answer)

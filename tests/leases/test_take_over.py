@@ -126,6 +126,28 @@ async def test_a_seat_that_was_lost_meanwhile_is_not_given_back_to(replica: Repl
 
 
 @PHASES
+async def test_a_lease_that_was_lost_during_the_take_over_is_lost_for_what_stood_too(replica: Replica, phase: str):
+    await replica.stood(phase)
+    await replica.beats.first(beat("t2", predecessor="t1"))
+    replica.plane.down = True
+    await asyncio.sleep(21)
+    assert replica.lost == ["t2"]
+    await replica.beats.give_back(beat("t2", phase="ended"))
+    assert replica.lost == ["t2", "t1"]
+
+
+@PHASES
+async def test_a_turn_that_took_over_for_good_is_lost_alone(replica: Replica, phase: str):
+    await replica.stood(phase)
+    await replica.beats.first(beat("t2", predecessor="t1"))
+    replica.plane.down = True
+    await asyncio.sleep(21)
+    await replica.beats.end(beat("t2", phase="ended"))
+    await replica.beats.give_back(beat("t2", phase="ended"))
+    assert replica.lost == ["t2"]
+
+
+@PHASES
 async def test_a_refused_turn_leaves_what_stands(replica: Replica, phase: str):
     await replica.stood(phase)
     replica.plane._leases["p", "s"] = SessionLease(owner="r2", alive="x", running="x", expires_at=1e9, epoch=9)
