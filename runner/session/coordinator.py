@@ -13,6 +13,7 @@ from runner.ids import valid_id
 from runner.interactions import desk
 from runner.leases.port import BeatAnswer, Heartbeat, Note
 from runner.rules import admission
+from runner.rules.interaction import open_for
 from runner.rules.pool import Key
 from runner.session import views
 from runner.session.admit import Overtaken
@@ -28,7 +29,7 @@ from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.terms import PromptState, StopReason
+from runner.terms import InteractionStatus, Outcome, PromptState, StopReason
 from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 
@@ -265,7 +266,9 @@ class Coordinator:
                 items.append(views.live_view(session, self._services.pool, clock.monotonic(), clock.now_ms()))
             else:
                 last = await store.last_turn(row.project, row.session_id)
-                items.append(views.stored_view(row, last))
+                paused = last is not None and last.outcome == Outcome.PAUSED
+                asked = await store.interactions(row.project, row.session_id, "pending") if paused else []
+                items.append(views.stored_view(row, last, asked))
         more = f"{rows[limit - 1].updated_at}~{rows[limit - 1].session_id}" if len(rows) > limit else None
         return {"items": items, "next_cursor": more}
 
@@ -287,7 +290,13 @@ class Coordinator:
         """See ``session.port.Sessions.interactions``."""
         if session_id is not None:
             await self._registry.existing(self._key(caller, session_id))
+        for session in self._registry.all():
+            if session.project == caller.project and session.outbox.owes_questions:
+                await session.outbox.flush()
         rows = await self._services.store.interactions(caller.project, session_id, status)
+        now_ms = self._services.clock.now_ms()
+        if status == InteractionStatus.PENDING:
+            rows = [row for row in rows if open_for(InteractionStatus(row.status), row.expires_at, now_ms)]
         return {"items": [desk.view(row) for row in rows], "next_cursor": None}
 
     async def story(self, caller: Caller, session_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.clock import Clock
@@ -34,16 +34,24 @@ KEPT_SECRETS: Final = 1000
 class Paused:
     """A chain that waits for a human: its last turn, its prompt, the live seat and the open questions.
 
-    ``held_bytes``: what the agent has said since; ``resume_at``: when it may go on by itself again, loop time.
+    Attributes:
+        live: None once the seat is gone: the chain is cold, and the first answer starts an agent.
+        questions: pending ones, and answered ones that the agent must ask for again.
+        held_bytes: what the agent has said since.
+        resume_at: when it may go on by itself again, loop time.
+        begun: when its last turn was dispatched, loop time.
+        tools: open calls of an agent that is gone, not closed yet.
     """
 
     turn_id: str
     prompt: Prompt | None
-    live: LiveSeat
+    live: LiveSeat | None
     questions: dict[str, InteractionRow]
     held_bytes: int = 0
     resume_at: float = 0.0
     timer: asyncio.TimerHandle | None = None
+    begun: float = 0.0
+    tools: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -104,7 +112,6 @@ class Session:
         """The end of the session is durable."""
         self.remains = False
         """It is over, but not everything of it is removed yet."""
-        self.stops: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.clock = clock
         self._store = store
         self._secrets: dict[str, None] = {}
@@ -149,7 +156,7 @@ class Session:
         return (
             self.current is None
             and not self.starting
-            and self.paused is None
+            and (self.paused is None or self.paused.live is None)
             and self.presence.count == 0
             and self.outbox.empty
         )

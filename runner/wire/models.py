@@ -190,20 +190,28 @@ class CancelRequest(Part):
 
 
 class AnswerRequest(Part):
-    """The body of ``POST …/answer``: exactly one of ``option_id`` and ``decision``."""
+    """The body of ``POST …/answer``: exactly one of ``option_id``, ``decision`` and, of an elicitation, ``action``."""
 
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["option_id"]}, {"required": ["decision"]}]},
+        json_schema_extra={
+            "oneOf": [{"required": ["option_id"]}, {"required": ["decision"]}, {"required": ["action"]}]
+        },
     )
 
     option_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     decision: Literal["allow", "deny"] | None = None
+    action: Literal["accept", "decline", "cancel"] | None = None
+    content: Annotated[dict[Name, str | int | float | bool | list[str] | None], Field(max_length=MAX_NAMES)] | None = (
+        None
+    )
     idempotency_key: Name | None = None
 
     @model_validator(mode="after")
     def _one_answer(self) -> AnswerRequest:
-        if (self.option_id is None) == (self.decision is None):
-            raise ValueError("needs exactly one of option_id and decision")
+        if sum(given is not None for given in (self.option_id, self.decision, self.action)) != 1:
+            raise ValueError("needs exactly one of option_id, decision and action")
+        if self.content is not None and self.action != "accept":
+            raise ValueError("content only goes with the action accept")
         return self
 
 

@@ -129,6 +129,12 @@ class Interaction(TypedDict):
     created_at: str
     expires_at: str | None
     answer: NotRequired[dict[str, Any] | None]
+    message: NotRequired[str]
+    mode: NotRequired[Literal["form", "url"]]
+    schema: NotRequired[dict[str, Any]]
+    url: NotRequired[str]
+    last_error: NotRequired[str]
+    reason: NotRequired[str]
 
 
 @with_config(_OPEN)

@@ -18,6 +18,7 @@ from runner.rules.turn import (
     Begin,
     CancelQuestions,
     CancelUnsent,
+    ChainCold,
     CloseTools,
     Effect,
     End,
@@ -72,7 +73,13 @@ def turn(phase: TurnPhase, **state: Any) -> Turn:
     return Turn(phase=phase, **state)
 
 
+def waits_on(error: RunnerError, label: StopReason | None = None) -> End:
+    return End(Outcome.PAUSED, "paused", error=error, label=label)
+
+
 STOPPED = {"stop": CANCEL}
+COLD = {"cold": True}
+LATE = RunnerError("execution_lost", "x")
 SETTLED = {"stop": CANCEL, "settled": True}
 
 # phase, what is known before, event, effects in order, phase after
@@ -89,6 +96,13 @@ MOVES: list[tuple[TurnPhase, dict[str, Any], Event, list[Effect], TurnPhase]] = 
     (PREPARING, {}, Stop(CANCEL), [AbortPreparation()], PREPARING),
     (PREPARING, {}, PrepareFailed(DEAD), [*FAILING, failed(DEAD)], ENDED),
     (PREPARING, STOPPED, PrepareFailed(DEAD), [*CLOSING, cancelled(None)], ENDED),
+    (PREPARING, {}, ChainCold(), [], PREPARING),
+    (PREPARING, {"resumes": True}, ChainCold(), [], PREPARING),
+    (PREPARING, COLD, PrepareFailed(DEAD), [waits_on(DEAD)], ENDED),
+    (PREPARING, {**COLD, "stop": DRAIN, "stop_error": LATE}, PrepareFailed(DEAD), [waits_on(LATE, DRAIN)], ENDED),
+    (PREPARING, {**COLD, **STOPPED}, PrepareFailed(DEAD), [*CLOSING, cancelled(None)], ENDED),
+    (PREPARING, {**COLD, "stop": KILL}, PrepareFailed(DEAD), [*CLOSING, cancelled(None, KILL)], ENDED),
+    (PREPARING, COLD, Prepared(), [SendFrame()], PROMPTING),
     (PREPARING, {}, AgentGone(DEAD), [*FAILING, failed(DEAD)], ENDED),
     (PREPARING, STOPPED, AgentGone(DEAD), [*CLOSING, cancelled(None)], ENDED),
     (PREPARING, {}, LimitReached(SLOW), [AbortPreparation()], PREPARING),
@@ -150,7 +164,7 @@ def test_move(row: tuple[TurnPhase, dict[str, Any], Event, list[Effect], TurnPha
 def test_a_new_turn_knows_nothing_yet():
     fresh = Turn()
     assert (fresh.phase, fresh.stop, fresh.stop_error) == (ADMITTED, None, None)
-    flags = ("resumes", "frame_sent", "settled", "late_completion", "output", "denied", "stopping")
+    flags = ("resumes", "frame_sent", "settled", "late_completion", "output", "denied", "cold", "stopping")
     assert [name for name in flags if getattr(fresh, name)] == []
 
 
@@ -161,6 +175,15 @@ def test_a_prompt_counts_as_sent_from_its_claim_on(resumed: bool):
     assert machine.frame_sent
 
 
+def test_a_chain_that_is_cold_holds_nothing_open_case_f2():
+    machine = turn(PREPARING, resumes=True)
+    step(machine, ChainCold())
+    assert (machine.resumes, machine.cold) == (False, True)
+    machine = turn(PREPARING)
+    step(machine, ChainCold())
+    assert (machine.resumes, machine.cold) == (False, False), "a turn of its own has no chain"
+
+
 def test_every_move_of_the_table_is_shown_above():
     assert {(row[0], type(row[2])) for row in MOVES} == set(TABLE)
 
@@ -169,6 +192,7 @@ ALL_EVENTS: list[Event] = [
     Begin(),
     Prepared(),
     PrepareFailed(DEAD),
+    ChainCold(),
     Stop(CANCEL),
     Answered("end_turn"),
     AgentGone(DEAD),

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from runner.errors import RunnerError
 from runner.rules.turn import (
     AT_ONCE,
+    OURS,
     TABLE,
     AbortPreparation,
     AgentGone,
@@ -18,6 +19,7 @@ from runner.rules.turn import (
     Begin,
     CancelQuestions,
     CancelUnsent,
+    ChainCold,
     CloseTools,
     Effect,
     End,
@@ -50,6 +52,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(Begin()),
     st.builds(Prepared, st.booleans()),
     st.builds(PrepareFailed, ERRORS),
+    st.just(ChainCold()),
     STOPS,
     ANSWERS,
     st.builds(AgentGone, ERRORS),
@@ -145,13 +148,16 @@ class AnyOrder(RuleBasedStateMachine):
                 self.ending_tells_the_truth(end)
 
     def ending_tells_the_truth(self, end: End) -> None:
-        assert (end.outcome is Outcome.FAILED) == (end.error is not None)
+        waits_on = end.outcome is Outcome.PAUSED and self.turn.cold and not self.turn.frame_sent
+        assert (end.outcome is Outcome.FAILED or waits_on) == (end.error is not None)
         assert end.outcome is not Outcome.LOST
         assert end.stop_reason is None or end.outcome is not Outcome.FAILED
         if end.outcome is Outcome.CANCELLED:
             assert end.label is not None
             assert end.stop_reason == "cancelled"
-        if end.outcome in (Outcome.COMPLETED, Outcome.PAUSED):
+        if waits_on:
+            assert end.label is None or end.label in OURS
+        elif end.outcome in (Outcome.COMPLETED, Outcome.PAUSED):
             assert end.label is None
             assert self.turn.stop is None
         if self.turn.stop is not None:

@@ -173,6 +173,28 @@ def test_cancel_bodies() -> None:
 def test_an_answer_is_exactly_one() -> None:
     assert parse_answer(b'{"option_id":"yes"}').option_id == "yes"
     assert parse_answer(b'{"decision":"deny","idempotency_key":"k"}').decision == "deny"
-    for body in (b"{}", b'{"option_id":"a","decision":"allow"}', b'{"decision":"maybe"}', b'{"option_id":""}'):
-        with pytest.raises(RunnerError):
-            parse_answer(body)
+    form = parse_answer(b'{"action":"accept","content":{"a":"x","b":1,"c":2.5,"d":true,"e":["x","y"]}}')
+    assert form.content == {"a": "x", "b": 1, "c": 2.5, "d": True, "e": ["x", "y"]}
+    assert (form.action, parse_answer(b'{"action":"cancel"}').content) == ("accept", None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"option_id":"a","decision":"allow"}',
+        b'{"decision":"maybe"}',
+        b'{"option_id":""}',
+        b'{"action":"accept","decision":"allow"}',
+        b'{"action":"maybe"}',
+        b'{"action":"decline","content":{}}',
+        b'{"decision":"allow","content":{}}',
+        b'{"action":"accept","content":{"a":{"b":1}}}',
+        b'{"action":"accept","content":{"a":[1]}}',
+        b'{"action":"accept","content":[]}',
+    ],
+)
+def test_an_answer_that_is_none(body: bytes) -> None:
+    with pytest.raises(RunnerError) as caught:
+        parse_answer(body)
+    assert caught.value.code == "invalid_request"
