@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -25,6 +26,8 @@ from runner.store.port import (
 )
 from runner.store.rows import bounded
 from runner.wire.plane import STORE_HEADER, PlaneClient
+
+log = logging.getLogger("runner.store")
 
 CALL_SECONDS: Final = 5.0
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -65,21 +68,31 @@ class HttpStore:
         """
         store = cls(url, tokens, store_id=known_id, seconds=seconds)
         try:
-            await store._call("ready", None)
-        except BaseException as error:
-            unreachable = isinstance(error, RunnerError) and error.code == "store_unavailable"
-            if not (known_id and unreachable):
-                await store.close()
-                raise
+            await store._meet()
+        except BaseException:
+            await store.close()
+            raise
         return store
+
+    async def _meet(self) -> None:
+        try:
+            _, headers = await self._client.post("store/ready", b"{}")
+        except RunnerError as error:
+            if not self.store_id or error.code != "store_unavailable":
+                raise
+            log.error("starting although the store cannot be reached: %s", error.message)
+        else:
+            self._check(headers.get(STORE_HEADER, ""))
+
+    def _check(self, told: str) -> None:
+        """Another store than before must not get what was meant for that one."""
+        if not told or told != (self.store_id or told):
+            raise RunnerError("store_unavailable", f"The plane has store {told or 'none'}, not {self.store_id}.")
+        self.store_id = told
 
     async def _call(self, call: str, of: str | None, /, **parameters: Any) -> Any:
         body, headers = await self._client.post(f"store/{call}", encode(parameters), of)
-        told = headers.get(STORE_HEADER, "")
-        if not self.store_id:
-            self.store_id = told
-        if not told or told != self.store_id:
-            raise RunnerError("store_unavailable", f"The plane has store {told or 'none'}, not {self.store_id}.")
+        self._check(headers.get(STORE_HEADER, ""))
         try:
             return decode_answer(call, body)
         except ValidationError:

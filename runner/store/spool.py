@@ -39,6 +39,7 @@ class SpooledStore:
     """
 
     def __init__(self, remote: Store, spool: Spool) -> None:
+        self.store_id = remote.store_id
         self._remote = remote
         self._spool = spool
         self._closed = False
@@ -106,11 +107,6 @@ class SpooledStore:
         self._spool.may_spool = may_spool or self._spool.may_spool
         self._spool.granted = granted or self._spool.granted
         self._spool.on_rejected = on_rejected or self._spool.on_rejected
-
-    @property
-    def store_id(self) -> str:
-        """The store's own."""
-        return self._remote.store_id
 
     @property
     def waiting(self) -> int:
