@@ -69,6 +69,7 @@ SPEC: Final = HarnessSpec(
     # Its own start mode, "auto", asks a model about every command.
     start_mode="default",
     min_start_seconds=30.0,
+    resume="resume",
     quirks=frozenset({TOOLS_IN_OWN_SESSION}),
     login=Login(
         "Dispatch with the secret ANTHROPIC_API_KEY; or log in below and dispatch with the printed"

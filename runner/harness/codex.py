@@ -134,6 +134,7 @@ SPEC: Final = HarnessSpec(
     ),
     install=INSTALL,
     min_start_seconds=15.0,
+    resume="resume",
     quirks=frozenset(
         {
             DENIAL_CANCELS_TURN,

@@ -93,6 +93,10 @@ async def warm(talk: Talk) -> int:
     return await talk.agent_pid()
 
 
+def said(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record["data"] for record in records if record["type"] == "message"]
+
+
 async def stopped(talk: Talk, turn: Dispatched) -> None:
     """Stop the turn; the harness settles."""
     outcome = (await talk.stop())["outcome"]
@@ -267,8 +271,8 @@ async def test_a_stop_while_a_question_waits(opens: Open, model: ModelServer) ->
     assert not file_of(talk, "asked.txt").exists()
 
 
-async def test_a_killed_agent_fails_its_turn_and_the_next_is_cold(talk: Talk, model: ModelServer) -> None:
-    """Case A1: told at once, not by a limit; nobody of the old cell is left, and the loss of memory is said."""
+async def test_a_killed_agent_fails_its_turn_and_the_next_resumes(talk: Talk, model: ModelServer) -> None:
+    """Cases A1, M6: told at once, not by a limit; nobody of the old cell is left, and the next process remembers."""
     agent = await warm(talk)
     turn = talk.dispatch(f"[[shell:{SLEEP.format(file='tool.pid')}]]")
     tool = await pid_in(talk, "tool.pid")
@@ -277,9 +281,15 @@ async def test_a_killed_agent_fails_its_turn_and_the_next_is_cold(talk: Talk, mo
     assert (result["outcome"], result["error"]["code"]) == ("failed", "harness_exited")
     assert "SIGKILL" in result["error"]["message"] or "9" in result["error"]["message"]
     await gone(tool, "the killed agent's tool")
-    again = await talk.prompt("[[text:new memory]]")
-    assert (again["ok"], again["start"], again["context_lost"]) == (True, "cold", True)
+    again = await talk.prompt("[[text:same memory]]")
+    assert (again["ok"], again["start"], again.get("context_lost")) == (True, "resumed", None)
     assert await talk.agent_pid() != agent
+    assert "[[text:warm]]" in " ".join(model.turns[-1].user_texts), "what was said before the kill"
+    records = await talk.records()
+    assert [data["text"] for data in said(records) if "warm" in data["text"]] == ["warm"], "nothing is recorded twice"
+    assert "same memory" in said(records)[-1]["text"]
+    told = [record["data"]["content"][0]["text"] for record in records if record["type"] == "user_message"]
+    assert (told[0], told[-1], len(told)) == ("[[text:warm]]", "[[text:same memory]]", 3)
 
 
 FAILURES = {"[[http:400]]": "harness_protocol_error", "[[empty]]": "empty_turn"}
