@@ -115,7 +115,8 @@ class RedisLeasePlane:
 
     async def look(self, project: str, session_id: str) -> Holder | None:
         """Who holds a session, without changing anything."""
-        reply = await self._run(self._look, [_lease_key(project, session_id)], [self._clock(), ANNOUNCED])
+        keys = [_lease_key(project, session_id), REPLICAS]
+        reply = await self._run(self._look, keys, [self._clock(), ANNOUNCED])
         if not reply:
             return None
         owner, text, alive, running, epoch, started_at, now = reply
@@ -141,7 +142,7 @@ class RedisLeasePlane:
     async def take_lease(self, name: str, replica_id: str, seconds: float) -> bool:
         """Take or renew a named lease."""
         keys = [NAMED + name, HELD + replica_id]
-        return bool(await self._run(self._take, keys, [replica_id, max(1, round(seconds * 1000))]))
+        return bool(await self._run(self._take, keys, [self._clock(), replica_id, max(1, round(seconds * 1000))]))
 
     async def push(self, replica_id: str, note: Note) -> bool:
         """Publish a note to a replica; whether somebody listened."""

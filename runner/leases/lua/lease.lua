@@ -85,3 +85,9 @@ local function index(key, member, ms)
         redis.call('PEXPIRE', key, ms)
     end
 end
+
+-- Who took a named lease, and until when; nobody until 0.
+local function named(key)
+    local until_us, owner = string.match(redis.call('GET', key) or '', '^(%d+) (.*)$')
+    return owner, tonumber(until_us or 0)
+end

@@ -3,7 +3,7 @@
 local replica, count = ARGV[1], 0
 for _, key in ipairs(redis.call('SMEMBERS', KEYS[1])) do
     if redis.call('TYPE', key).ok == 'string' then
-        if redis.call('GET', key) == replica then
+        if named(key) == replica then
             redis.call('DEL', key)
         end
     else
