@@ -35,7 +35,7 @@ def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool)
     if is_http(settings):
         from runner.leases.http import HttpLeasePlane
 
-        return HttpLeasePlane(lease.url, runner_tokens(settings), timeout_seconds=lease.beat_timeout_seconds)
+        return HttpLeasePlane(lease.url, runner_tokens(settings), seconds=lease.beat_timeout_seconds)
     from runner.leases.redis import RedisLeasePlane
 
     async def has_ended(project: str, session_id: str, turn_id: str) -> bool:
@@ -66,8 +66,10 @@ async def open_store(settings: Settings, state_dir: Path, clock: Clock, may_spoo
     from runner.store.http import HttpStore
     from runner.store.spool import SpooledStore
 
-    remote = HttpStore(settings.leases.url, runner_tokens(settings))
-    return await SpooledStore.open(remote, state_dir / "spool.sqlite3", clock, may_spool=may_spool)
+    spool = state_dir / "spool.sqlite3"
+    known_id = await SpooledStore.known_id(spool)
+    remote = await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
+    return await SpooledStore.open(remote, spool, clock, may_spool=may_spool)
 
 
 def runner_tokens(settings: Settings) -> dict[str, str]:

@@ -77,7 +77,7 @@ class Member(Server):
         if self.running:
             self.thaw()
             self.stop()
-        else:
+        elif self.replica_id:
             self.assert_nobody()
 
 
