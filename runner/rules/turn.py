@@ -12,6 +12,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.rules.turn_moves import (
+    LATE,
     AbortPreparation,
     After,
     Again,
@@ -48,6 +49,7 @@ __all__ = [
     "AUTH_REQUIRED",
     "CANCEL_REPEAT_SECONDS",
     "KILL_TOOLS_SECONDS",
+    "LATE",
     "OURS",
     "TABLE",
     "AbortPreparation",
@@ -132,12 +134,13 @@ Step = Callable[[Turn, "Event"], list[Effect]]
 
 
 def step(turn: Turn, event: Event) -> list[Effect]:
-    """Move the turn by one event.
+    """Move the turn by one event; an ended one ignores what is ``LATE``.
 
     Raises:
         IllegalMove: the table has no such move; nothing was changed.
     """
-    move = TABLE.get((turn.phase, type(event)))
+    late = turn.phase is TurnPhase.ENDED and type(event) in LATE
+    move = _nothing if late else TABLE.get((turn.phase, type(event)))
     if move is None:
         raise IllegalMove(f"{type(event).__name__} while {turn.phase}")
     before = known(turn)
@@ -265,7 +268,7 @@ def _prepared(turn: Turn, event: Event) -> list[Effect]:
 
 
 def _prepare_failed(turn: Turn, event: Event) -> list[Effect]:
-    assert isinstance(event, PrepareFailed | AgentGone)
+    assert isinstance(event, PrepareFailed)
     if turn.cold and (turn.stop is None or turn.stop in OURS):
         # Its question stays open: the next answer tries again (case F2).
         error = turn.stop_error or event.error
@@ -382,7 +385,6 @@ TABLE: Final[dict[tuple[TurnPhase, type[Event]], Step]] = {
     (TurnPhase.PREPARING, Prepared): _prepared,
     (TurnPhase.PREPARING, PrepareFailed): _prepare_failed,
     (TurnPhase.PREPARING, ChainCold): _chain_cold,
-    (TurnPhase.PREPARING, AgentGone): _prepare_failed,
     (TurnPhase.PREPARING, LimitReached): _limit_early,
     (TurnPhase.PROMPTING, Stop): _stop_prompting,
     (TurnPhase.PROMPTING, Answered): _answered,
@@ -394,13 +396,5 @@ TABLE: Final[dict[tuple[TurnPhase, type[Event]], Step]] = {
     (TurnPhase.CANCELLING, AgentGone): _gone_cancelling,
     (TurnPhase.CANCELLING, CancelUnsent): _not_settled,
     (TurnPhase.CANCELLING, Fired): _fired,
-    (TurnPhase.CANCELLING, LimitReached): _nothing,
     (TurnPhase.CANCELLING, Reaped): _reaped,
-    (TurnPhase.ENDED, Stop): _nothing,
-    (TurnPhase.ENDED, Answered): _nothing,
-    (TurnPhase.ENDED, AgentGone): _nothing,
-    (TurnPhase.ENDED, LimitReached): _nothing,
-    (TurnPhase.ENDED, Fired): _nothing,
-    (TurnPhase.ENDED, CancelUnsent): _nothing,
-    (TurnPhase.ENDED, Reaped): _nothing,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from runner.errors import RunnerError
 from runner.terms import Outcome, StopReason, TurnPhase
@@ -107,6 +107,10 @@ Event = (
     | Fired
     | Reaped
 )
+
+
+LATE: Final = frozenset({Stop, Answered, AgentGone, LimitReached, Fired, CancelUnsent, Reaped})
+"""What may still come when a turn has ended: its clients, its agent and its timers know later than it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from runner.errors import RunnerError
 from runner.rules.turn import (
     AT_ONCE,
+    LATE,
     OURS,
     TABLE,
     AbortPreparation,
@@ -80,7 +81,8 @@ class AnyOrder(RuleBasedStateMachine):
             effects = step(self.turn, event)
         except IllegalMove:
             assert (self.turn, len(self.told)) == (before, told), "an illegal move changed something"
-            assert (before.phase, type(event)) not in TABLE or isinstance(event, Fired | Reaped)
+            late = before.phase is TurnPhase.ENDED and type(event) in LATE
+            assert (not late and (before.phase, type(event)) not in TABLE) or isinstance(event, Fired | Reaped)
             return []
         if before.phase is TurnPhase.ENDED:
             assert effects == [], "an ended turn orders nothing"
