@@ -174,7 +174,9 @@ async def test_an_unreachable_plane_admits_unfenced_and_the_turn_counts_when_it_
     handle, agent, frame = await running(one)
     several.sides["a"].open.set()
     await asyncio.sleep(5)
-    assert (await several.plane.look("p", "s")).alive == handle.turn_id
+    holder = await several.plane.look("p", "s")
+    assert holder is not None
+    assert holder.alive == handle.turn_id
     agent.say("ok")
     agent.answer(frame)
     assert (await handle.result())["ok"]
