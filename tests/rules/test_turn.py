@@ -361,7 +361,7 @@ def test_a_limit_while_preparing_gives_the_start_up_and_fails():
 
 
 def test_a_limit_cannot_outrun_a_stop():
-    machine = turn(CANCELLING, stop=CANCEL)
+    machine = turn(PREPARING, stop=CANCEL)
     assert step(machine, LimitReached(SLOW)) == []
     assert machine.stop is CANCEL
 
