@@ -149,13 +149,15 @@ async def build(
 async def _take_part(replica: Replica) -> None:
     """Start what a replica does by itself, and be known to the others."""
     services, commands = replica.services, replica.coordinator.commands
-    jobs: dict[str, Job] = {"commands": commands.sweep}
+    expiry = replica.coordinator.expiry
+    jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due}
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
         services.beats.announce(services.owners.me)
         services.tasks.spawn("watch replicas", services.owners.watch())
         services.tasks.spawn("watch commands", commands.watch())
         await replica.plane.listen(replica.replica_id, replica.coordinator.note)
+    services.tasks.spawn("expire questions", expiry.run())
     services.tasks.spawn("sweep", Sweep(replica.plane, replica.replica_id, jobs).run())
 
 

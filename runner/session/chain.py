@@ -16,7 +16,7 @@ from runner.session.history import pages
 from runner.session.prompts import Prompt
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow, PromptRow, Store, TurnRow
-from runner.terms import EventType, InteractionStatus, PromptState
+from runner.terms import EventType, InteractionStatus, Outcome, PromptState
 from runner.turn.journal import Journal
 
 CONTINUE: Final = (
@@ -45,6 +45,14 @@ def close_questions(journal: Journal, rows: Iterable[InteractionRow], cause: Cau
     for row in closed:
         journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
     return closed
+
+
+def close_left(journal: Journal, rows: Iterable[InteractionRow], cause: Cause, now_ms: int) -> list[InteractionRow]:
+    """The same at an ending; what nobody answered in time has expired, whatever ends the chain."""
+    left = list(rows)
+    due = [row for row in left if row.status == InteractionStatus.PENDING and now_ms >= row.expires_at]
+    rest = [row for row in left if row not in due]
+    return close_questions(journal, due, Cause.EXPIRED) + close_questions(journal, rest, cause)
 
 
 def close_tools(journal: Journal, paused: Paused) -> None:
@@ -88,7 +96,7 @@ def cold(
         interactions: the session's.
         tools: calls that the records leave open.
     """
-    if turn.outcome != "paused" or (prompt is not None and prompt.state != PromptState.ACTIVE):
+    if turn.outcome != Outcome.PAUSED or (prompt is not None and prompt.state != PromptState.ACTIVE):
         return None
     questions = {row.interaction_id: row for row in interactions if row.status in OPEN}
     if prompt is None and not questions:
@@ -117,14 +125,23 @@ def _prompt(session: Session, row: PromptRow) -> Prompt:
     return prompt
 
 
-async def load(store: Store, session: Session, turn: TurnRow | None) -> Paused | None:
-    """Read the session's cold chain, if its newest turn left one.
+async def load(store: Store, session: Session, turn: TurnRow | None) -> tuple[Paused | None, list[InteractionRow]]:
+    """Read the session's cold chain, if ``turn``, its newest, left one; and open questions that belong to no chain.
+
+    Answered ones are spared: whoever claimed the answer may be on its way.
 
     Raises:
         RunnerError: ``store_unavailable``.
     """
-    if turn is None or turn.outcome != "paused":
-        return None
+    if turn is None or turn.outcome is None:
+        return None, []
+    paused = await _cold(store, session, turn) if turn.outcome == Outcome.PAUSED else None
+    pending = await store.interactions(session.project, session.session_id, InteractionStatus.PENDING)
+    held = paused.questions if paused is not None else {}
+    return paused, [row for row in pending if row.interaction_id not in held]
+
+
+async def _cold(store: Store, session: Session, turn: TurnRow) -> Paused | None:
     prompt = await store.prompt(*session.key, turn.prompt_id) if turn.prompt_id is not None else None
     if prompt is not None and prompt.state != PromptState.ACTIVE:
         return None

@@ -20,6 +20,7 @@ from runner.session.admit import Overtaken
 from runner.session.commands import Commands
 from runner.session.effective import Effective, merged
 from runner.session.ending import refused_result
+from runner.session.expiry import Expiry
 from runner.session.handles import DoneHandle, Handle
 from runner.session.history import HistoryReader, cursor_of, prompt_events, record_view
 from runner.session.paused import PausedChains
@@ -46,6 +47,7 @@ class Coordinator:
         self._facts = facts
         self._chains = PausedChains(services, self._start)
         self.commands = Commands(services, registry, self._start)
+        self.expiry = Expiry(services, registry, self._chains)
         self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
         self.draining = False
 
@@ -167,6 +169,9 @@ class Coordinator:
         if row is None:
             raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
         admission.known_prompt(row.digest, digest)
+        if row.result is None and row.state == PromptState.ACTIVE and self._services.owners.shared:
+            await self._services.owners.settle(session.key, row.turn_id)
+            raise Overtaken
         parts = await prompt_events(self._services.store, session, prompt_id)
         result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
         return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)

@@ -190,13 +190,14 @@ class PausedChains:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def expire(self, session: Session, now_ms: int) -> None:
-        """Refuse what nobody answered in time; a chain that waits for nothing more goes on, or ends when it is cold."""
+        """Refuse what nobody answered in time. A chain that waits for nothing more goes on; one that is cold ends."""
         if session.current is not None:
             session.current.expire(now_ms)
         paused = session.paused
         if paused is None or session.taken or self.frozen:
             return
-        due = [row for row in paused.questions.values() if _due(row, now_ms)]
+        pending = [row for row in paused.questions.values() if row.status == InteractionStatus.PENDING]
+        due = [row for row in pending if now_ms >= row.expires_at]
         if not due:
             return
         if paused.live is not None:
@@ -204,13 +205,11 @@ class PausedChains:
             questions.expire(now_ms)
             session.outbox.questions(questions.closed)
             self._items(session, paused, paused.live)
-            return
-        pen = session.journal(None, _prompt_id(paused))
-        session.outbox.questions(chain.close_questions(pen, due, Cause.EXPIRED))
-        for row in due:
-            del paused.questions[row.interaction_id]
-        if not paused.questions:
-            self.end(session, Cause.EXPIRED, RunnerError("execution_lost", interaction.REASONS[Cause.EXPIRED]))
+        elif len(due) == len(paused.questions):
+            # As a turn of its own: whoever else wants the session is refused, or refuses this.
+            run = TurnRun.resuming(self._services, session, paused)
+            run.stop(StopReason.LIMIT, RunnerError("execution_lost", interaction.REASONS[Cause.EXPIRED]))
+            self._start(session, run)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -334,10 +333,6 @@ class PausedChains:
 
 def _prompt_id(paused: Paused) -> str | None:
     return paused.prompt.prompt_id if paused.prompt is not None else None
-
-
-def _due(row: InteractionRow, now_ms: int) -> bool:
-    return row.status == InteractionStatus.PENDING and now_ms >= row.expires_at
 
 
 def _known(row: InteractionRow) -> Reply:

@@ -177,7 +177,7 @@ class Registry:
         known = session.paused
         if known is not None and known.live is not None:
             return
-        found = await chain.load(self._store, session, last)
+        found, session.stale = await chain.load(self._store, session, last)
         if found is not None and known is not None and known.turn_id == found.turn_id:
             known.questions, known.tools = found.questions, found.tools
         else:

@@ -206,6 +206,8 @@ class TurnRun:
             self.admitted.exception()
 
     async def _drive(self) -> rules.End:
+        stale, self._turn.session.stale = self._turn.session.stale, []
+        self._turn.closed += chain.close_questions(self._turn.journal, stale, Cause.LOST)
         first = rules.step(self.machine, rules.Begin())[-1]
         if isinstance(first, rules.End):
             # Stopped before it began: the chain that it took the session from may not go on all the same.
@@ -237,9 +239,13 @@ class TurnRun:
         turn.times.ready = turn.services.clock.monotonic()
         if not turn.reclaimed:
             turn.environment("ready")
+        earlier = turn.driver
         driver = turn.driver = turn.new_driver(live, self.machine)
-        if turn.resumes is not None:
+        if earlier is not None:
+            driver.questions.inherit(earlier.questions)
+        elif turn.resumes is not None:
             driver.questions.open.update(turn.resumes.questions)
+        if turn.resumes is not None:
             self.machine.output = bool(live.tools)
         for answering in self._answers:
             driver.answer(answering.row, answering.given)
@@ -294,7 +300,8 @@ class TurnRun:
         turn = self._turn
         if end.outcome is not Outcome.PAUSED:
             cause = Cause.STOPPED if end.label is not None else Cause.ENDED
-            turn.closed += chain.close_questions(turn.journal, self.questions, cause)
+            now_ms = turn.services.clock.now_ms()
+            turn.closed += chain.close_left(turn.journal, self.questions, cause, now_ms)
         elif turn.driver is None and turn.resumes is not None and end.error is not None:
             for answering in self._answers:
                 row = desk.unclaimed(answering.row, end.error.message)

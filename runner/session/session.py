@@ -104,6 +104,8 @@ class Session:
         self.current: TurnRun | None = None
         self.starting: dict[str, TurnRun] = {}
         self.paused: Paused | None = None
+        self.stale: list[InteractionRow] = []
+        """Questions that the store holds open although no chain waits for them: the next turn closes them."""
         self.last_turn: LastTurn | None = None
         self.unfinished: TurnRow | None = None
         """The newest turn where it has no ending: its replica may be gone."""
@@ -149,6 +151,12 @@ class Session:
     def resuming(self) -> TurnRun | None:
         """The turn on its way that goes on with the paused chain."""
         return next((run for run in self.starting.values() if run.machine.resumes), None)
+
+    def asks(self, interaction_id: str) -> bool:
+        """Whether its turn, or its paused chain, holds this question."""
+        if self.current is not None:
+            return any(row.interaction_id == interaction_id for row in self.current.questions)
+        return self.paused is not None and interaction_id in self.paused.questions
 
     @property
     def disposable(self) -> bool:

@@ -180,6 +180,11 @@ class Questions:
         """Done when the agent was handed the answer to this question."""
         return self._taken.setdefault(interaction_id, asyncio.get_running_loop().create_future())
 
+    def inherit(self, earlier: Questions) -> None:
+        """Hold what an earlier agent's run of the same turn held; whoever waits for an answer there waits on here."""
+        self.open.update(earlier.open)
+        self._taken = earlier._taken
+
     def close_all(self, cause: Cause) -> None:
         """Answer every open request ``cancelled``, and close what ``cause`` closes."""
         for row in list(self.open.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -539,3 +540,72 @@ async def test_what_is_open_survives_a_store_that_is_slow(bed: Bed) -> None:
     bed.store.latency = 0.3
     bed, _, [question] = await cold(bed)
     await finish_cold(bed, question)
+
+
+async def test_a_cold_chain_that_nobody_answers_ends_as_expired(bed: Bed) -> None:
+    """F8: expired, never denied by user; the sweep sees to it."""
+    bed, _, [question] = await cold(bed)
+    await asyncio.sleep(WEEK + 120)
+    await check(bed, ["paused", "failed"])
+    told = (await questions_of(bed))[question]
+    assert (told["status"], told["reason"], "answer" in told) == ("expired", "Nobody answered in time.", False)
+    ended = [event["data"] for event in await bed.history() if event["type"] == "prompt_ended"]
+    assert ended == [{"prompt_id": "one", "state": "failed"}]
+    assert len(bed.provider.sandboxes) == 1, "no agent was started for that"
+
+
+async def test_a_chain_of_a_restarted_runner_expires_too(bed: Bed) -> None:
+    bed, _, [question] = await cold(bed, how="crash")
+    await asyncio.sleep(WEEK + 120)
+    await check(bed, ["paused", "failed"])
+    assert (await questions_of(bed))[question]["status"] == "expired"
+    await bed.close()
+
+
+async def test_what_is_due_is_refused_to_a_live_agent_and_the_chain_goes_on() -> None:
+    """A question of seven days that a new agent asked again: deny-like, never ``cancelled`` (cases F7, F8)."""
+    bed = await Bed.make(settings={"pool": {"approval_seconds": 2 * WEEK}})
+    _, agent, frame, [question] = await paused(bed, 1)
+    await asyncio.sleep(WEEK + 61)
+    assert (await agent.answered(0))["result"]["outcome"] == {"outcome": "selected", "optionId": "no"}
+    agent.answer(frame)
+    await check(bed, ["paused", "completed"])
+    told = (await questions_of(bed))[question]
+    assert (told["status"], told["reason"]) == ("expired", "Nobody answered in time.")
+    await bed.close()
+
+
+async def test_what_is_due_is_refused_while_its_turn_runs() -> None:
+    bed = await Bed.make(settings={"turn": {"idle_seconds": None, "tool_call_seconds": None}})
+    handle = await bed.dispatch(keep_on_disconnect=True, limits={"idle_seconds": None, "tool_call_seconds": None})
+    agent = await bed.agent()
+    frame = await agent.prompt()
+    agent.update(sessionUpdate="tool_call", toolCallId="other", title="long", status="in_progress")
+    agent.ask(1, "t1", [{"optionId": "go", "kind": "allow_once"}])
+    await asyncio.sleep(WEEK + 61)
+    assert (await agent.answered(1))["error"]["code"] == -32000, "without a reject option it is an error"
+    agent.say("so be it")
+    agent.answer(frame)
+    assert (await handle.result())["outcome"] == "completed"
+    await check(bed, ["completed"])
+    await bed.close()
+
+
+async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed: Bed) -> None:
+    """What an older version, or a store that lost a write, left behind: no card stays."""
+    bed, _, [question] = await cold(bed)
+    await bed.cancel(wait_seconds=5)
+    row = await bed.store.interaction("p", question)
+    left = dataclasses.replace(row, interaction_id="int_left", status="pending", answer=None)
+    answered = dataclasses.replace(left, interaction_id="int_given", status="answered", answer={"decision": "allow"})
+    await bed.store.append([], [left, answered])
+    again = await Bed.make(store=await crash(bed), replica_id="rep_2")
+    rows = {name: item["status"] for name, item in (await questions_of(again)).items()}
+    assert rows["int_left"] == "expired", "a boot closes what nobody waits for"
+    await again.store.append([], [dataclasses.replace(left, interaction_id="int_late")])
+    again.sessions._registry._sessions.clear()
+    assert (await again.turn())["ok"] is True
+    closed = [e["data"]["interaction_id"] for e in await again.history() if e["type"] == "interaction_closed"]
+    assert "int_late" in closed
+    assert (await questions_of(again))["int_late"]["status"] == "expired"
+    await again.close()

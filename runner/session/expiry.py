@@ -1,0 +1,72 @@
+"""Questions that nobody answered within seven days, and those that no chain waits for any more (DESIGN 3.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from runner.errors import RunnerError
+from runner.interactions import desk
+from runner.rules.interaction import Cause, open_for
+from runner.session.paused import PausedChains
+from runner.session.registry import Registry
+from runner.session.services import Services
+from runner.store.port import InteractionRow
+from runner.terms import InteractionStatus
+
+log = logging.getLogger("runner.session")
+LOOK_SECONDS: Final = 60.0
+
+
+class Expiry:
+    """Closes what is due: each replica what it holds, and the sweep what waits in the store."""
+
+    def __init__(self, services: Services, registry: Registry, chains: PausedChains) -> None:
+        self._services = services
+        self._registry = registry
+        self._chains = chains
+
+    async def run(self) -> None:
+        """Look at what this replica holds once a minute, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.held(self._services.clock.now_ms())
+
+    def held(self, now_ms: int) -> None:
+        """Refuse what is due to the agents of this replica, running or paused."""
+        for session in self._registry.all():
+            live = session.paused is not None and session.paused.live is not None
+            if live or session.current is not None:
+                self._chains.expire(session, now_ms)
+
+    async def expire_due(self) -> int:
+        """Close what is due in sessions that nobody holds; how many questions were due. A job of the sweep.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        now_ms = self._services.clock.now_ms()
+        due = [
+            row
+            for row in await self._services.store.open_interactions(InteractionStatus.PENDING)
+            if not open_for(InteractionStatus(row.status), row.expires_at, now_ms)
+        ]
+        for row in due:
+            try:
+                await self._expire(row, now_ms)
+            except RunnerError as error:
+                log.warning("interaction %s is due and stays: %s", row.interaction_id, error.message)
+        return len(due)
+
+    async def _expire(self, row: InteractionRow, now_ms: int) -> None:
+        key = (row.project, row.session_id)
+        if await self._services.owners.elsewhere(*key) is not None:
+            return
+        session = await self._registry.find(key)
+        if session is not None and session.ended_at is None and session.asks(row.interaction_id):
+            self._chains.expire(session, now_ms)
+            return
+        closed = desk.close(row, Cause.EXPIRED)
+        if closed is not None and (session is None or not session.taken):
+            await self._services.store.answer_interaction(closed, InteractionStatus.PENDING)
