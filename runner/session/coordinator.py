@@ -10,12 +10,10 @@ from typing import Any, Final
 
 from runner.errors import RunnerError, turn_in_use
 from runner.ids import valid_id
-from runner.interactions import desk
 from runner.leases.port import BeatAnswer, Heartbeat, Note
 from runner.rules import admission
-from runner.rules.interaction import open_for
 from runner.rules.pool import Key
-from runner.session import views
+from runner.session import lists, views
 from runner.session.admit import Overtaken
 from runner.session.commands import Commands
 from runner.session.effective import Effective, merged
@@ -30,7 +28,7 @@ from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.terms import InteractionStatus, Outcome, PromptState, StopReason
+from runner.terms import PromptState, StopReason
 from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 
@@ -261,21 +259,7 @@ class Coordinator:
 
     async def sessions(self, caller: Caller, limit: int, cursor: str | None) -> dict[str, Any]:
         """See ``session.port.Sessions.sessions``."""
-        store, clock = self._services.store, self._services.clock
-        before = _page_cursor(cursor)
-        rows = await store.sessions(caller.project, limit + 1, before)
-        items = []
-        for row in rows[:limit]:
-            session = self._registry.known((row.project, row.session_id))
-            if session is not None and session.ended_at is None:
-                items.append(views.live_view(session, self._services.pool, clock.monotonic(), clock.now_ms()))
-            else:
-                last = await store.last_turn(row.project, row.session_id)
-                paused = last is not None and last.outcome == Outcome.PAUSED
-                asked = await store.interactions(row.project, row.session_id, "pending") if paused else []
-                items.append(views.stored_view(row, last, asked))
-        more = f"{rows[limit - 1].updated_at}~{rows[limit - 1].session_id}" if len(rows) > limit else None
-        return {"items": items, "next_cursor": more}
+        return await lists.sessions(self._services, self._registry, caller.project, limit, cursor)
 
     async def records(self, caller: Caller, session_id: str, after: str | None, limit: int) -> dict[str, Any]:
         """See ``session.port.Sessions.records``."""
@@ -295,14 +279,7 @@ class Coordinator:
         """See ``session.port.Sessions.interactions``."""
         if session_id is not None:
             await self._registry.existing(self._key(caller, session_id))
-        for session in self._registry.all():
-            if session.project == caller.project and session.outbox.owes_questions:
-                await session.outbox.flush()
-        rows = await self._services.store.interactions(caller.project, session_id, status)
-        now_ms = self._services.clock.now_ms()
-        if status == InteractionStatus.PENDING:
-            rows = [row for row in rows if open_for(InteractionStatus(row.status), row.expires_at, now_ms)]
-        return {"items": [desk.view(row) for row in rows], "next_cursor": None}
+        return await lists.interactions(self._services, self._registry, caller.project, session_id, status)
 
     async def story(self, caller: Caller, session_id: str) -> dict[str, Any]:
         """See ``session.port.Sessions.story``."""
@@ -402,12 +379,3 @@ class Coordinator:
 
 def _lost() -> RunnerError:
     return RunnerError("execution_lost", "The runner stopped before this prompt had a result.")
-
-
-def _page_cursor(cursor: str | None) -> tuple[int, str] | None:
-    if cursor is None:
-        return None
-    stamp, _, session_id = cursor.partition("~")
-    if not stamp.isdigit() or len(stamp) > 16 or not valid_id(session_id):
-        raise RunnerError("invalid_request", "cursor: not one that this list gave out.", field="cursor")
-    return int(stamp), session_id
