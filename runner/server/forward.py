@@ -10,7 +10,7 @@ from aiohttp import ClientResponse, web
 
 from runner.errors import RunnerError
 from runner.ids import valid_id
-from runner.server.context import CALLER, CONTEXT, read_body
+from runner.server.context import CALLER, CONTEXT, problem_answer, read_body
 from runner.server.routes import ROUTES, Handler
 from runner.server.streams import STALL_SECONDS
 from runner.server.upstream import (
@@ -21,14 +21,17 @@ from runner.server.upstream import (
     Peers,
     Unreached,
     Whereabouts,
+    error_in,
     headers_down,
     headers_up,
     owned_elsewhere,
     path_of,
+    whole,
 )
 from runner.session.owners import Elsewhere
 
 TRIES: Final = 4
+MOVED_SECONDS: Final = 0.05
 DEAF_ROUNDS: Final = 2
 # Commands are rows of the shared store, and followers outlive a change of the owner (``relay``).
 STAYS: Final = frozenset({"cancelTurn", "killSession"})
@@ -77,24 +80,25 @@ class Forwarder:
         self, request: web.Request, handler: Handler, project: str, session_id: str
     ) -> web.StreamResponse:
         failed: set[str] = set()
-        owner: Elsewhere | None = None
-        for _ in range(TRIES):
+        for left in reversed(range(TRIES)):
             owner = await self._owners.elsewhere(project, session_id)
             target = owner or await self._placed(request, project, session_id, failed)
-            if target is None:
-                return await handler(request)
             try:
+                if target is None:
+                    return await handler(request)
                 return await self._pass(request, target, project, session_id)
             except Unreached:
+                assert target is not None
                 if owner is None:
                     failed.add(target.replica_id)
                 elif not await self._owners.gone(owner.replica_id):
                     raise owned_elsewhere(owner) from None
-            except Broken:
-                raise owned_elsewhere(target, MAYBE_TAKEN) from None
-        if owner is not None:
-            raise owned_elsewhere(owner)
-        raise RunnerError("plane_unavailable", "No runner could be reached. Try again.", retry_after=1)
+            except RunnerError as error:
+                # Whoever was asked did nothing: the session has moved since it was looked for.
+                if error.code != "owned_elsewhere" or not left:
+                    raise
+                await asyncio.sleep(MOVED_SECONDS)
+        raise RunnerError("plane_unavailable", "Owner after owner of this session went away. Try again.", retry_after=1)
 
     async def _placed(
         self, request: web.Request, project: str, session_id: str, failed: Collection[str]
@@ -110,9 +114,14 @@ class Forwarder:
             return owner is None or owner.replica_id == target.replica_id
 
         body = await read_body(request) if request.body_exists else b""
-        asked = await self._peers.ask(
-            target, request.method, path_of(request), headers_up(request), body=body, still=still
-        )
+        try:
+            asked = await self._peers.ask(
+                target, request.method, path_of(request), headers_up(request), body=body, still=still
+            )
+        except Broken:
+            return problem_answer(owned_elsewhere(target, MAYBE_TAKEN))
+        if asked.status == 409:
+            return await _refusal(asked, target)
         task, streams = asyncio.current_task(), request.app[CONTEXT].streams
         assert task is not None
         streams.add(task)
@@ -120,6 +129,14 @@ class Forwarder:
             return await _down(request, asked, still)
         finally:
             streams.discard(task)
+
+
+async def _refusal(asked: ClientResponse, target: Elsewhere) -> web.StreamResponse:
+    """A 409 whole: it may say that the session has moved, and then it is raised."""
+    body = await whole(Chunks(asked))
+    if error_in(body, target).code == "owned_elsewhere":
+        raise error_in(body, target)
+    return web.Response(status=asked.status, headers=headers_down(asked), body=body)
 
 
 async def _down(

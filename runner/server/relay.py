@@ -7,22 +7,29 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlencode
 
-import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
 from runner.errors import RunnerError
-from runner.server.upstream import FORWARDED, Broken, Chunks, Peers, Unreached, Whereabouts, owned_elsewhere
+from runner.server.upstream import (
+    FORWARDED,
+    Broken,
+    Chunks,
+    Peers,
+    Unreached,
+    Whereabouts,
+    error_in,
+    owned_elsewhere,
+    whole,
+)
 from runner.session.owners import Elsewhere
 from runner.session.port import Caller, Reader, ReaderEnded, Sessions
 from runner.wire.codec import PING, last_cursor
-from runner.wire.problems import error_of
 
 CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.5
 TRIES: Final = 4
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
-PROBLEM_BYTES: Final = 64 * 1024
 OVER: Final = frozenset({"not_found", "session_ended"})
 _PING: Final = PING.rstrip()
 _WITHOUT_CURSOR: Final = b'{"kind":"event","turn_id":'
@@ -120,10 +127,7 @@ class RelayReader:
             raise owned_elsewhere(owner) from None
         if response.status == 200:
             return _Upstream(Chunks(response))
-        try:
-            raise await _problem(Chunks(response), owner)
-        finally:
-            response.close()
+        raise error_in(await whole(Chunks(response)), owner)
 
     async def next(self, seconds: float) -> bytes | None:
         """See ``session.port.Reader``; ``ReaderCut`` comes from a reader of this replica only."""
@@ -243,18 +247,6 @@ def _shown(lines: bytes) -> bytes:
 
 def _is_last_words(line: bytes) -> bool:
     return line.startswith(_WITHOUT_CURSOR) and all(part in line for part in _LAST_WORDS)
-
-
-async def _problem(chunks: Chunks, owner: Elsewhere) -> RunnerError:
-    """The other replica's refusal, as this one's own."""
-    body = b""
-    try:
-        while len(body) < PROBLEM_BYTES and (chunk := await chunks.next(1.0)):
-            body += chunk
-        document = orjson.loads(body)
-    except (Broken, orjson.JSONDecodeError):
-        return owned_elsewhere(owner)
-    return error_of(document) if isinstance(document, dict) else owned_elsewhere(owner)
 
 
 def _id(owner: Elsewhere | None) -> str | None:

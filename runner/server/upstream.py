@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
+import orjson
 from aiohttp import (
     ClientConnectorError,
     ClientError,
@@ -25,6 +26,7 @@ from yarl import URL
 from runner.errors import RunnerError
 from runner.leases.port import ReplicaInfo
 from runner.session.owners import Elsewhere
+from runner.wire.problems import error_of
 
 FORWARDED: Final = "X-Acp-Runner-Forwarded"
 CONNECT_SECONDS: Final = 1.0
@@ -236,6 +238,30 @@ class Chunks:
             self._read.cancel()
             self._read = None
         self._response.close()
+
+
+async def whole(chunks: Chunks) -> bytes:
+    """A short answer to its end, and closed; what breaks off or is longer than 64 KiB is empty."""
+    body = b""
+    try:
+        while chunk := await chunks.next(READ_SECONDS):
+            body += chunk
+            if len(body) > PIECE:
+                return b""
+        return body
+    except Broken:
+        return b""
+    finally:
+        chunks.close()
+
+
+def error_in(body: bytes, target: Elsewhere) -> RunnerError:
+    """The error of a problem document; what is none says that the owner is not reached."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    return error_of(document) if isinstance(document, dict) else owned_elsewhere(target)
 
 
 def path_of(request: web.Request) -> str:

@@ -243,6 +243,44 @@ async def test_a_dispatch_is_not_sent_twice(two: Neighbours) -> None:
     assert two.sessions["a"].calls == []
 
 
+@pytest.mark.parametrize("goes_to", ["b", None])
+async def test_a_session_that_moves_while_it_is_asked_for_is_asked_for_again(
+    two: Neighbours, goes_to: str | None
+) -> None:
+    """Whoever no longer holds it has done nothing, so the same request may go to whoever does."""
+
+    async def moved(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer)
+        two.book.holder = goes_to
+        body = b'{"code":"owned_elsewhere","detail":"Moved.","retryable":true,"owner":"b"}'
+        writer.write(b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    await two.odd("c", moved)
+    assert (await ask(two, "POST", TURNS, json=PROMPT, headers=JSON))[0] == 200
+    assert [call[0] for call in two.sessions[goes_to or "a"].calls] == ["dispatch"]
+
+
+async def test_a_session_that_is_taken_while_it_is_answered_here_is_forwarded(two: Neighbours) -> None:
+    def taken() -> FakeHandle:
+        two.book.holder = "b"
+        raise RunnerError("owned_elsewhere", "Taken.", owner="b")
+
+    two.sessions["a"].next_handle = taken
+    assert (await ask(two, "POST", TURNS, json=PROMPT, headers=JSON))[0] == 200
+    assert [call[0] for call in two.sessions["b"].calls] == ["dispatch"]
+    two.book.holder = None
+    two.sessions["a"].error = RunnerError("owned_elsewhere", "Taken.", owner="x")
+    assert (await ask(two, "GET", S1))[1]["owner"] == "x"
+
+
+async def test_another_conflict_comes_through_as_it_is(two: Neighbours) -> None:
+    two.book.holder = "b"
+    two.sessions["b"].error = RunnerError("prompt_conflict", "Other words.")
+    status, problem, headers = await ask(two, "POST", TURNS, json=PROMPT)
+    assert (status, problem["code"], problem["detail"]) == (409, "prompt_conflict", "Other words.")
+    assert headers["Content-Type"] == "application/problem+json"
+
+
 async def test_a_read_is_repeated(two: Neighbours) -> None:
     async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await answered(reader, writer)
