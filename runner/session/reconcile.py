@@ -66,12 +66,8 @@ async def _open_questions(store: Store) -> list[InteractionRow]:
     ]
 
 
-async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | None, epoch: int | None = None) -> int:
-    """Write every ending that a session lacks, in ``epoch`` (granted to the caller; None: nobody else writes).
-
-    Returns:
-        How many records it wrote there, 0 when somebody else ended the turn first.
-    """
+async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | None, epoch: int | None = None) -> None:
+    """Write every ending that a session lacks, in ``epoch`` (granted to the caller; None: nobody else writes)."""
     session = await store.session(*key)
     if session is None:
         log.error("session %s has no row", key[1])
