@@ -157,6 +157,19 @@ class Owners:
             raise
         log.warning("replica %s is gone: %d leases released, %d turns ended", dead.replica_id, held, len(turns))
 
+    async def settle(self, key: Key, turn_id: str | None) -> None:
+        """See that a turn which does not run here has its ending, where it can.
+
+        Raises:
+            RunnerError: ``owned_elsewhere``: another replica runs it.
+        """
+        owner = await self.elsewhere(*key)
+        turn = await self._store.turn(*key, turn_id) if owner is None and turn_id is not None else None
+        if turn is not None and (turn.outcome is not None or await self.close_lost(turn)):
+            return
+        text = "Another replica runs this prompt. Try again to attach to it."
+        raise RunnerError("owned_elsewhere", text, owner=owner.replica_id if owner else None, retry_after=1)
+
     async def close_lost(self, turn: TurnRow) -> bool:
         """End a turn whose replica is gone, under a lease of its own: nobody else writes the session meanwhile.
 
