@@ -58,7 +58,9 @@ class Sweep:
         try:
             async with asyncio.timeout(JOB_SECONDS):
                 await job()
-        except (RunnerError, TimeoutError) as error:
-            log.warning("the sweep of %s failed: %s", name, error or "it took too long")
+        except RunnerError as error:
+            log.warning("the sweep of %s failed: %s", name, error.message)
+        except TimeoutError:
+            log.warning("the sweep of %s took too long", name)
         except Exception:
             log.exception("the sweep of %s failed", name)
