@@ -11,7 +11,7 @@ from runner.store.sqlite import SqliteStore
 from tests.store.rows import ending, record, session, turn
 
 
-async def write_for_ever(path: Path) -> None:
+async def write_for_ever(path: Path, prefix: str) -> None:
     store = await SqliteStore.open(path)
     print("store", store.store_id, flush=True)
 
@@ -26,7 +26,7 @@ async def write_for_ever(path: Path) -> None:
             await store.end(ending(row, records=[record(3, epoch, name)]))
             print("end", name, epoch, flush=True)
 
-    await asyncio.gather(*(work(f"s{n}") for n in range(4)))
+    await asyncio.gather(*(work(f"{prefix}{n}") for n in range(4)))
 
 
-asyncio.run(write_for_ever(Path(sys.argv[1])))
+asyncio.run(write_for_ever(Path(sys.argv[1]), *sys.argv[2:] or ["s"]))
