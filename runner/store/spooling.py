@@ -48,6 +48,7 @@ class Spool:
         self._replay = Replay(remote, clock, self._grant)
         self._tasks = Tasks("spool")
         self._down_until = 0.0
+        self._probes = 0
         self._why = ""
         self._wake = asyncio.Event()
         self._back = asyncio.Event()
@@ -196,10 +197,13 @@ class Spool:
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def _is_down(self) -> bool:
-        return self._clock.monotonic() < self._down_until
+        """Whether the store failed a moment ago, or somebody is finding out: one caller waits for that, not all."""
+        return self._down_until > 0 and (self._probes > 0 or self._clock.monotonic() < self._down_until)
 
     async def _reached(self, work: Awaitable[T]) -> T:
         """The answer of the store; notes whether it gave one."""
+        probing = self._down_until > 0
+        self._probes += probing
         try:
             answer = await work
         except RunnerError as error:
@@ -207,6 +211,8 @@ class Spool:
                 self._down_until = self._clock.monotonic() + DOWN_SECONDS
                 self._why = error.message
             raise
+        finally:
+            self._probes -= probing
         if self._down_until:
             self._down_until = 0.0
             self._back.set()
@@ -248,6 +254,7 @@ class Spool:
         pause = FIRST_RETRY_SECONDS
         while True:
             await self._wake.wait()
+            self._back.clear()
             if await self._replay_round():
                 self._wake.clear()
                 pause = FIRST_RETRY_SECONDS
@@ -259,7 +266,6 @@ class Spool:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but no longer than until the store answers somebody."""
-        self._back.clear()
         try:
             async with asyncio.timeout(seconds):
                 await self._back.wait()

@@ -12,11 +12,15 @@ from runner.store.port import Admission, Appended, Ending, InteractionRow, Promp
 
 
 class Remote(MemoryStore):
-    """``calls`` holds the writes that arrived; ``deaf``: they are written, but the answer is lost."""
+    """``calls`` holds the writes that arrived; ``deaf``: they are written, but the answer is lost.
+
+    ``hang``: seconds after which a lost answer is given up.
+    """
 
     def __init__(self) -> None:
         super().__init__("store_remote")
         self.deaf = False
+        self.hang = 0.0
         self.gate: asyncio.Event | None = None
         self.calls: list[str] = []
 
@@ -24,6 +28,9 @@ class Remote(MemoryStore):
         self.calls.append(name)
         if self.gate is not None:
             await self.gate.wait()
+        if self.hang:
+            await asyncio.sleep(self.hang)
+            raise RunnerError("store_unavailable", "no answer came")
         if self.deaf:
             raise RunnerError("store_unavailable", "the answer was lost")
         return answer

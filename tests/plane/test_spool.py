@@ -277,6 +277,26 @@ async def test_reads_of_a_waiting_session_answer_from_what_waits_or_not_at_all(r
     assert [row.n for row in await store.records("p", "s", None, 10)] == [1, 2]
 
 
+async def test_a_store_that_never_answers_costs_one_caller_at_a_time(replica: Replica):
+    """A black hole instead of a refusal: whoever may spool waits only if he is the one who finds out."""
+    store, remote = replica.store, replica.remote
+    replica.leases |= {f"t{n}" for n in range(2, 40)}
+    for n in range(2, 40):
+        own = replace(admission(f"t{n}"), session=session(f"s{n}"), turn=turn(f"t{n}", in_session=f"s{n}"))
+        await store.admit(own)
+    remote.hang = 5.0
+    slow = []
+    for n in range(2, 40):
+        before = asyncio.get_running_loop().time()
+        await store.append([record(1, in_session=f"s{n}", turn_id=f"t{n}")])
+        slow.append(asyncio.get_running_loop().time() - before)
+        await asyncio.sleep(0.5)
+    assert sum(seconds > 0 for seconds in slow) <= 4
+    remote.hang = 0.0
+    await replica.drained()
+    assert replica.rejected == []
+
+
 async def test_a_read_across_sessions_sees_what_waited(replica: Replica):
     """A sweep must not end a turn as lost whose ending waits here."""
     store, remote = replica.store, replica.remote
