@@ -23,13 +23,19 @@ from tests.redis_server import RedisServer
 TOKEN = "the token of every replica"
 RUNNER_TOKEN = "the token of runners"
 BEAT, LEASE, TIMEOUT = 0.3, 1.2, 0.5
-LEASES = f"""
+
+
+def leases(url: str, lease: float) -> str:
+    """The table of a replica."""
+    return f"""
 [leases]
-url = "%s"
+url = "{url}"
 beat_seconds = {BEAT}
-lease_seconds = {LEASE}
+lease_seconds = {lease}
 beat_timeout_seconds = {TIMEOUT}
 """
+
+
 TOKENS = f"""
 [[auth.tokens]]
 token = {json.dumps(TOKEN)}
@@ -87,19 +93,20 @@ class Cluster:
     Args:
         folder: for configurations, logs and state directories.
         redis: None: an ``acp-runner plane`` holds leases and store, and is the gateway.
+        lease: how long a grant lasts, seconds.
     """
 
-    def __init__(self, folder: Path, redis: RedisServer | None) -> None:
+    def __init__(self, folder: Path, redis: RedisServer | None, lease: float = LEASE) -> None:
         self.redis = redis
         self.plane: Member | None = None
         if redis is not None:
             store = folder / "shared.sqlite3"
-            config = LEASES % redis.url + f'[store]\nurl = "sqlite:///{store}"\n'
+            config = leases(redis.url, lease) + f'[store]\nurl = "sqlite:///{store}"\n'
         else:
             store = folder / "plane" / "state" / "store.sqlite3"
             port = _free_port()
-            self.plane = Member(folder / "plane", LEASES % "", store, role="plane", port=port)
-            config = LEASES % f"http://127.0.0.1:{port}"
+            self.plane = Member(folder / "plane", leases("", lease), store, role="plane", port=port)
+            config = leases(f"http://127.0.0.1:{port}", lease)
         self.store = store
         self.a = Member(folder / "a", config, store, port=_free_port())
         self.b = Member(folder / "b", config, store, port=_free_port())

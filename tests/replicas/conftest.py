@@ -10,7 +10,7 @@ import pytest
 
 from runner.client import Client
 from tests.redis_server import RedisServer
-from tests.replicas.bed import Cluster, Session
+from tests.replicas.bed import LEASE, Cluster, Session
 
 _numbers = itertools.count(1)
 Sessions = Callable[[], Session]
@@ -43,8 +43,18 @@ def fresh(
     yield from _run(tmp_path_factory, request.param, redis_server)
 
 
-def _run(tmp_path_factory: pytest.TempPathFactory, kind: str, redis: RedisServer) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp(kind), redis if kind == "redis" else None)
+@pytest.fixture(params=["redis", "plane"])
+def patient(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
+) -> Iterator[Cluster]:
+    """A cluster of one test, whose leases outlive the restart of a plane."""
+    yield from _run(tmp_path_factory, request.param, redis_server, 30.0)
+
+
+def _run(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, redis: RedisServer, lease: float = LEASE
+) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp(kind), redis if kind == "redis" else None, lease)
     try:
         made.start()
         yield made
@@ -55,7 +65,7 @@ def _run(tmp_path_factory: pytest.TempPathFactory, kind: str, redis: RedisServer
 @pytest.fixture
 async def sessions(request: pytest.FixtureRequest) -> AsyncIterator[Sessions]:
     """Makes sessions of the test's cluster, with a client for every replica."""
-    name = "fresh" if "fresh" in request.fixturenames else "cluster"
+    name = next(name for name in ("fresh", "patient", "cluster") if name in request.fixturenames)
     cluster: Cluster = request.getfixturevalue(name)
     async with AsyncExitStack() as stack:
         clients: dict[str, Client] = {}

@@ -146,15 +146,15 @@ async def test_a_drain_hands_its_sessions_over(fresh: Cluster, sessions: Session
 
 
 async def test_a_plane_that_is_killed_and_comes_back_is_ridden_out(
-    fresh: Cluster, sessions: Sessions, tmp_path: Path
+    patient: Cluster, sessions: Sessions, tmp_path: Path
 ) -> None:
     """Case M8: away for less than a lease; the turn goes on, ends and is whole."""
-    session, cluster = sessions(), fresh
+    session, cluster = sessions(), patient
     gate = Gate(tmp_path / "gate")
     turn = session.dispatch(cluster.a, gated(gate))
     await gate.reached(SECONDS)
     cluster.kill_plane()
-    await asyncio.sleep(BEAT)
+    await asyncio.sleep(2 * BEAT)
     cluster.restart_plane()
     gate.open()
     result = await turn.result()
