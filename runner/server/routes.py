@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from runner.server import events, interactions, ops, sessions, turns
+from runner.server import events, interactions, ops, quarantine, sessions, turns
 from runner.wire import views
 from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest
 
@@ -22,6 +22,7 @@ _LIMIT: Final = {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20
 _STATUS: Final = {"type": "string", "enum": ["pending", "answered", "consumed", "cancelled", "expired"]}
 _FOLLOW: Final = {"type": "string", "enum": ["0", "1", "true", "false"], "default": "0"}
 _PAGE: Final = {"type": "string", "minLength": 1, "maxLength": 1024}
+_NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,18}$"}
 _ID: Final = {"type": "string", "pattern": ID_TEXT}
 PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "session_id": _ID,
@@ -222,6 +223,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         "viewPool",
         "Seats, spares and verdicts.",
         {200: Answer("The pool.", views.PoolView)},
+    ),
+    Route(
+        "GET",
+        "/v1/quarantine",
+        quarantine.list_quarantine,
+        "operate",
+        "listQuarantine",
+        "Records that came too late, or that no store could hold.",
+        {200: Answer("Records, with the reason.", views.Quarantine)},
+        (503,),
+        query={"limit": _LIMIT, "cursor": _NUMBER},
     ),
     Route(
         "GET",

@@ -286,6 +286,10 @@ class Coordinator:
         session = await self._registry.existing(self._key(caller, session_id))
         return views.story_view(self._services.stories.of(session.key))
 
+    async def quarantine(self, caller: Caller, limit: int, cursor: str | None) -> dict[str, Any]:
+        """See ``session.port.Sessions.quarantine``."""
+        return await lists.quarantine(self._services.store, caller.project, limit, cursor)
+
     def pool(self, caller: Caller) -> dict[str, Any]:
         """See ``session.port.Sessions.pool``."""
         book = self._services.pool.book
@@ -343,8 +347,8 @@ class Coordinator:
             live = self._services.pool.live(session.key)
             if live is not None and not session.taken and live.seat.turn_id == turn_id:
                 if session.paused is not None and session.paused.live is live:
-                    # The chain is its new owner's now: nothing of it is written here any more.
-                    session.paused, session.busy = None, False
+                    # Cold, until the store says what its new owner made of it; nothing of it is written here any more.
+                    session.paused.live = None
                 self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
 
     def note(self, note: Note) -> None:

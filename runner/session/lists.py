@@ -1,17 +1,22 @@
-"""Lists of a project: its sessions and its questions, of this replica's memory and of the store (DESIGN 4)."""
+"""Lists of a project: sessions, questions, what was set aside, of this replica's memory and of the store (DESIGN 4)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from runner.clock import rfc3339
 from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.interactions import desk
 from runner.rules.interaction import open_for
 from runner.session import views
+from runner.session.history import record_view
 from runner.session.registry import Registry
 from runner.session.services import Services
+from runner.store.port import Store
 from runner.terms import InteractionStatus, Outcome
+
+CURSOR_DIGITS: Final = 18
 
 
 async def sessions(
@@ -47,6 +52,17 @@ async def interactions(
     if status == InteractionStatus.PENDING:
         rows = [row for row in rows if open_for(InteractionStatus(row.status), row.expires_at, now_ms)]
     return {"items": [desk.view(row) for row in rows], "next_cursor": None}
+
+
+async def quarantine(store: Store, project: str, limit: int, cursor: str | None) -> dict[str, Any]:
+    """See ``session.port.Sessions.quarantine``; a cursor is the number of the last one seen."""
+    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) <= CURSOR_DIGITS):
+        raise RunnerError("invalid_request", "cursor: not one that this list gave out.", field="cursor")
+    found = await store.quarantined(project, limit + 1, int(cursor or 0))
+    items = [
+        {**record_view(row.record), "reason": row.reason, "set_aside_at": rfc3339(row.at)} for _, row in found[:limit]
+    ]
+    return {"items": items, "next_cursor": str(found[limit - 1][0]) if len(found) > limit else None}
 
 
 def _page_cursor(cursor: str | None) -> tuple[int, str] | None:

@@ -152,6 +152,10 @@ class Sessions(Protocol):
         """``{"items": [moves]}``: what the session's machines did lately on this replica, oldest first."""
         ...
 
+    async def quarantine(self, caller: Caller, limit: int, cursor: str | None) -> dict[str, Any]:
+        """``{"items": [records with reason and set_aside_at], "next_cursor"}``, those set aside first come first."""
+        ...
+
     def pool(self, caller: Caller) -> dict[str, Any]:
         """Seats, spares and verdicts."""
         ...

@@ -170,6 +170,13 @@ class Record(TypedDict):
     at: str
 
 
+class SetAside(Record):
+    """A record that no reader of its session sees."""
+
+    reason: str
+    set_aside_at: str
+
+
 class SessionList(TypedDict):
     """A page of sessions."""
 
@@ -181,6 +188,13 @@ class RecordList(TypedDict):
     """A page of records."""
 
     items: list[Record]
+    next_cursor: str | None
+
+
+class Quarantine(TypedDict):
+    """A page of what was set aside."""
+
+    items: list[SetAside]
     next_cursor: str | None
 
 

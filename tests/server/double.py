@@ -220,6 +220,12 @@ class FakeSessions:
         begin = {"at": AT, "machine": "turn", "id": "t1", "event": {"name": "Begin"}, "before": {"phase": "admitted"}}
         return {"items": [{**begin, "after": {"phase": "preparing"}, "effects": [{"name": "Prepare"}]}]}
 
+    async def quarantine(self, caller: Caller, limit: int, cursor: str | None) -> dict[str, Any]:
+        await self._called("quarantine", caller, None, (limit, cursor))
+        item = {"record_id": "rec_1", "session_id": "s1", "turn_id": "t1", "cursor": "1.1", "type": "message"}
+        item |= {"reason": "turn_ended", "set_aside_at": AT, "at": AT}
+        return {"items": [{**item, "data": {}}], "next_cursor": "7"}
+
     def pool(self, caller: Caller) -> dict[str, Any]:
         self.calls.append(("pool", caller.project, None, None))
         return {"seats": [], "spares": [], "max_seats": 64}

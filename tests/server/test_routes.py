@@ -163,6 +163,12 @@ async def test_the_pool(http: ClientSession) -> None:
     assert await get(http, "/v1/pool") == (200, {"seats": [], "spares": [], "max_seats": 64})
 
 
+async def test_the_quarantine(http: ClientSession, sessions: FakeSessions) -> None:
+    status, page = await get(http, "/v1/quarantine?limit=5&cursor=3")
+    assert (status, page["items"][0]["reason"], page["next_cursor"]) == (200, "turn_ended", "7")
+    assert sessions.calls == [("quarantine", "default", None, (5, "3"))]
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/sessions/s1/fork", "/v2/sessions", "/v1/sessions/s1/turns/"])
 async def test_an_unknown_route_is_a_problem(http: ClientSession, path: str) -> None:
     async with http.post(path) as answer:
