@@ -227,13 +227,19 @@ class Client:
         *,
         option_id: str | None = None,
         decision: str | None = None,
+        action: str | None = None,
+        content: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
-        """Answer a question by exactly one of ``option_id`` and ``decision`` (allow or deny)."""
+        """Answer a question: a permission by ``option_id`` or ``decision`` (allow, deny), else by ``action``.
+
+        ``action`` is accept, decline or cancel; ``content`` fills in the form that is accepted.
+        """
         path = f"/v1/sessions/{_id(session)}/interactions/{_id(interaction)}/answer"
-        return await self._call(
-            "POST", path, _given(option_id=option_id, decision=decision, idempotency_key=idempotency_key)
+        body = _given(
+            option_id=option_id, decision=decision, action=action, content=content, idempotency_key=idempotency_key
         )
+        return await self._call("POST", path, body)
 
     async def pool(self) -> dict[str, Any]:
         """Seats, spares and verdicts."""

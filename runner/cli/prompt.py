@@ -247,8 +247,7 @@ class Conversation:
                 await self._client.answer(
                     self._session,
                     str(question["interaction_id"]),
-                    option_id=verdict.option_id,
-                    decision=verdict.decision,
+                    **verdict.fields(question),
                 )
         finally:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupted)

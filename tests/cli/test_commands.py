@@ -102,6 +102,86 @@ def test_approve_asks_at_a_terminal(invoke: Invoke, served: Served, monkeypatch:
     assert calls(served, "answer")[0][1].option_id == "no"
 
 
+FORM = {
+    "properties": {
+        "name": {"type": "string", "title": "Your name"},
+        "count": {"type": "integer"},
+        "size": {"type": "number"},
+        "sure": {"type": "boolean"},
+        "kinds": {"type": "array", "items": {"enum": ["a", "b"]}},
+    },
+    "required": ["name"],
+}
+FILLED = {"name": "x", "count": 2, "size": 1.5, "sure": True, "kinds": ["a", "b"]}
+
+
+def form(**fields: Any) -> dict[str, Any]:
+    given = {"kind": "elicitation", "tool_call": None, "options": [], "message": "Which?", "mode": "form"}
+    return question(**(given | {"schema": FORM} | fields))
+
+
+def url() -> dict[str, Any]:
+    shown = form(mode="url", url="https://example.test/x")
+    del shown["schema"]
+    return shown
+
+
+def test_approve_fills_in_a_form(invoke: Invoke, served: Served) -> None:
+    served.sessions.questions = [form()]
+    sets = [part for name in ("name=x", "count=2", "size=1.5", "sure=yes", "kinds=a, b") for part in ("--set", name)]
+    assert invoke("approve", "--allow", *sets).exit_code == 0
+    sent = calls(served, "answer")[0][1]
+    assert (sent.action, sent.content, sent.decision) == ("accept", FILLED, None)
+    assert invoke("approve", "--deny").exit_code == 0
+    assert calls(served, "answer")[1][1].action == "decline"
+    for bad in (["--set", "name"], ["--set", "count=two"], ["--set", "sure=maybe"], ["--set", "a=1", "--set", "a=2"]):
+        assert invoke("approve", "--allow", *bad).exit_code == 2
+    assert invoke("approve", "--deny", "--set", "name=x").exit_code == 2
+    assert len(calls(served, "answer")) == 2
+
+
+def test_approve_agrees_to_a_url(invoke: Invoke, served: Served) -> None:
+    served.sessions.questions = [url()]
+    assert invoke("approve", "--allow").exit_code == 0
+    sent = calls(served, "answer")[0][1]
+    assert (sent.action, sent.content) == ("accept", None)
+
+
+def test_approve_asks_for_a_form_at_a_terminal(invoke: Invoke, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "at_terminal", lambda: True)
+    served.sessions.questions = [form()]
+    assert "left open" in invoke("approve", answers="\n").stderr
+    ran = invoke("approve", answers="y\n\nx\ntwo\n2\n1.5\nyes\na,b\n")
+    assert ran.exit_code == 0
+    assert "Which?" in ran.stderr
+    sent = calls(served, "answer")[0][1]
+    assert (sent.action, sent.content) == ("accept", FILLED)
+    assert invoke("approve", answers="n\n").exit_code == 0
+    assert calls(served, "answer")[1][1].action == "decline"
+    served.sessions.questions = [url()]
+    ran = invoke("approve", answers="maybe\ny\n")
+    assert "https://example.test/x" in ran.stderr
+    assert calls(served, "answer")[2][1].action == "accept"
+
+
+def test_approve_tells_what_the_form_needs(invoke: Invoke, served: Served) -> None:
+    served.sessions.questions = [form(), question(interaction_id="i2")]
+    ran = invoke("approve", "--allow")
+    assert "acp-runner approve i1 --session s1 --allow --set 'name=…'" in ran.stderr
+
+
+def test_a_question_without_options_can_only_be_denied_case_f15(
+    invoke: Invoke, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "at_terminal", lambda: True)
+    served.sessions.questions = [question(options=[], last_error="No room.")]
+    ran = invoke("approve", answers="\n")
+    assert "left open" in ran.stderr
+    assert "No room." in ran.stderr
+    assert invoke("approve", answers="y\n").exit_code == 0
+    assert calls(served, "answer")[0][1].decision == "deny"
+
+
 def test_a_closed_question(invoke: Invoke, served: Served) -> None:
     served.sessions.questions = [question()]
 
