@@ -93,7 +93,7 @@ class HttpLeasePlane:
         return (await self._ask("push", _PUSHED, {"replica_id": replica_id, "note": dict(note)}, project))["listened"]
 
     async def listen(self, replica_id: str, on_note: OnNote) -> None:
-        """As the port says; returns once the plane confirmed it, or after one time-out: it goes on trying by itself."""
+        """As the port says; returns once the plane confirmed it or a first try failed: more follow by themselves."""
         line = self._lines.get(replica_id)
         if line is None:
             line = self._lines[replica_id] = _Line(replica_id)
@@ -101,7 +101,7 @@ class HttpLeasePlane:
         line.listeners.append(on_note)
         try:
             async with asyncio.timeout(self._seconds):
-                await line.confirmed.wait()
+                await line.tried.wait()
         except TimeoutError:
             log.warning("the plane %s delivers no notes yet", self._client.url)
 
@@ -131,6 +131,7 @@ class HttpLeasePlane:
                 why = f"{type(error).__name__}: {error}"
             except Exception:
                 log.exception("the line for notes of replica %s failed", line.replica_id)
+            line.tried.set()
             if line.up:
                 pause, told = FIRST_RETRY_SECONDS, False
             if not told:
@@ -160,11 +161,11 @@ class HttpLeasePlane:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """What comes for one replica. ``confirmed``: it was up once; ``up``: the plane confirmed this connection."""
+    """What comes for one replica. ``tried``: the plane was asked once; ``up``: it confirmed this connection."""
 
     replica_id: str
     listeners: list[OnNote] = field(default_factory=list)
-    confirmed: asyncio.Event = field(default_factory=asyncio.Event)
+    tried: asyncio.Event = field(default_factory=asyncio.Event)
     up: bool = False
 
     def take(self, text: str) -> None:
@@ -174,7 +175,7 @@ class _Line:
             raise ValueError("a note must be an object")
         if note.get("kind") == LISTENING:
             self.up = True
-            self.confirmed.set()
+            self.tried.set()
             return
         for on_note in self.listeners:
             try:

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
 
 from runner.errors import RunnerError
 from runner.wire.problems import error_of
@@ -46,16 +54,13 @@ class PlaneClient:
         self._http: ClientSession | None = None
         self._closed = False
 
-    async def post(
-        self, path: str, body: bytes, project: str | None = None, *, seconds: float | None = None
-    ) -> tuple[bytes, Mapping[str, str]]:
+    async def post(self, path: str, body: bytes, project: str | None = None) -> tuple[bytes, Mapping[str, str]]:
         """The body and headers of a 200.
 
         Args:
             path: behind ``/v1/coordination/``.
             body: JSON.
             project: whose token is shown; None: the first one.
-            seconds: another deadline than the client's own.
 
         Raises:
             RunnerError: the client's ``unreachable`` code when the plane gives no answer or says that it cannot work
@@ -65,14 +70,14 @@ class PlaneClient:
         http = self.session()
         try:
             async with (
-                asyncio.timeout(self._seconds if seconds is None else seconds),
+                asyncio.timeout(self._seconds),
                 http.post(f"{self.url}{PREFIX}{path}", data=body, headers=headers, allow_redirects=False) as answer,
             ):
                 content = await _bounded(answer)
         except TimeoutError:
             raise self._gone(f"no answer in {self._seconds:g} s") from None
         except (ClientError, OSError, ValueError) as error:
-            raise self._gone(f"{type(error).__name__}: {error}") from error
+            raise self._gone(_reason(error)) from error
         if answer.status != 200:
             raise self._refusal(answer.status, content)
         return content, answer.headers
@@ -124,6 +129,12 @@ class PlaneClient:
 def body_of(members: Mapping[str, Any]) -> bytes:
     """A request body; members that are None are left out."""
     return orjson.dumps({name: value for name, value in members.items() if value is not None})
+
+
+def _reason(error: Exception) -> str:
+    """A connection's failure in a few words."""
+    inner = error.os_error if isinstance(error, ClientConnectorError) else error
+    return f"{type(inner).__name__}: {inner}"[:200]
 
 
 async def _bounded(answer: ClientResponse) -> bytes:
