@@ -348,7 +348,8 @@ class World:
         assert bed.pool.book.tearing == {}
         assert bed.sessions.has_capacity()
         assert bed.sessions._runs == {}
-        left = {task.get_name() for task in asyncio.all_tasks() if not task.done()} - {"sessions:sweep"}
+        for_life = {"sessions:sweep", "sessions:expire questions"}
+        left = {task.get_name() for task in asyncio.all_tasks() if not task.done()} - for_life
         assert [name for name in left if name.startswith(("sessions:", "heartbeats:", "pool:", "call", "client"))] == []
         present = sum(session.presence.count for session in bed.sessions._registry.all())
         assert present == self.readers
