@@ -8,10 +8,26 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.rules.interaction import CLOSED, EXPIRY_MS, MOVES, claim, verdict
+from runner.rules.interaction import (
+    CLAIM_MS,
+    CLOSED,
+    EXPIRY_MS,
+    LAST,
+    MOVES,
+    REASONS,
+    Cause,
+    binding,
+    claim,
+    form_binding,
+    last_status,
+    open_for,
+    orphaned,
+    verdict,
+)
 from runner.terms import InteractionStatus as S
 
 ALLOW = {"decision": "allow", "idempotency_key": "k1"}
+FORM = {"action": "accept", "content": {"name": "x"}, "idempotency_key": "k1"}
 
 
 def test_a_question_lives_seven_days():
@@ -25,6 +41,7 @@ ALLOWED = {
     (S.ANSWERED, S.CONSUMED),
     (S.ANSWERED, S.PENDING),
     (S.ANSWERED, S.CANCELLED),
+    (S.ANSWERED, S.EXPIRED),
 }
 
 
@@ -51,6 +68,9 @@ def test_what_is_closed_moves_no_more():
         (S.ANSWERED, ALLOW, {**ALLOW, "decision": "deny"}, "interaction_conflict"),
         (S.CONSUMED, ALLOW, {**ALLOW, "decision": "deny"}, "interaction_conflict"),
         (S.CONSUMED, {"option_id": "x", "idempotency_key": "k1"}, ALLOW, "interaction_conflict"),
+        (S.CONSUMED, FORM, FORM, "repeat"),
+        (S.CONSUMED, FORM, {**FORM, "content": {"name": "y"}}, "interaction_conflict"),
+        (S.PENDING, {"reason": "no room"}, ALLOW, "claim"),
         (S.CANCELLED, None, ALLOW, "interaction_closed"),
         (S.CANCELLED, ALLOW, ALLOW, "interaction_closed"),
         (S.EXPIRED, None, ALLOW, "interaction_closed"),
@@ -68,7 +88,8 @@ def test_an_answer_meets_a_state(status: S, recorded: dict | None, answer: dict,
 
 
 @pytest.mark.parametrize(
-    ("recorded", "word"), [(ALLOW, "allow"), ({"decision": "deny"}, "deny"), ({"option_id": "yes"}, "yes")]
+    ("recorded", "word"),
+    [(ALLOW, "allow"), ({"decision": "deny"}, "deny"), ({"option_id": "yes"}, "yes"), (FORM, "accept")],
 )
 def test_a_loser_is_told_the_recorded_verdict_case_f12(recorded: dict[str, Any], word: str):
     with pytest.raises(RunnerError) as caught:
@@ -76,3 +97,104 @@ def test_a_loser_is_told_the_recorded_verdict_case_f12(recorded: dict[str, Any],
     assert caught.value.extra == {"recorded_decision": word}
     assert word in caught.value.message
     assert verdict(recorded) == word
+
+
+# What closes a question without an answer: one rule for every ending, Stop, withdrawal, expiry and loss.
+
+
+@pytest.mark.parametrize(("cause", "status"), list(product(Cause, S)))
+def test_no_card_is_left_case_f11(cause: Cause, status: S):
+    last = last_status(status, cause)
+    if last is None:
+        assert status in CLOSED or (status is S.ANSWERED and cause is Cause.EXPIRED), "an open question stays open"
+        return
+    assert last in MOVES[status]
+    assert last in CLOSED
+    assert last is not S.CONSUMED, "nobody answered it"
+
+
+def test_every_cause_is_in_the_table_and_says_why():
+    assert set(LAST) == set(REASONS) == set(Cause)
+    assert all(REASONS.values())
+
+
+@pytest.mark.parametrize(
+    ("cause", "pending", "answered"),
+    [
+        (Cause.STOPPED, S.CANCELLED, S.CANCELLED),
+        (Cause.WITHDRAWN, S.CANCELLED, S.CANCELLED),
+        (Cause.ENDED, S.CANCELLED, S.EXPIRED),
+        (Cause.OUTDATED, S.EXPIRED, S.EXPIRED),
+        (Cause.EXPIRED, S.EXPIRED, None),
+        (Cause.LOST, S.EXPIRED, S.EXPIRED),
+    ],
+)
+def test_what_each_cause_makes_of_a_question(cause: Cause, pending: S, answered: S | None):
+    assert (last_status(S.PENDING, cause), last_status(S.ANSWERED, cause)) == (pending, answered)
+
+
+@pytest.mark.parametrize(
+    ("status", "now", "there"),
+    [(S.PENDING, 9, True), (S.PENDING, 10, False), (S.ANSWERED, 9, False), (S.CONSUMED, 9, False)],
+)
+def test_what_can_still_be_answered(status: S, now: int, there: bool):
+    assert open_for(status, 10, now) is there
+
+
+def test_a_claim_lasts_as_long_as_a_commands_case_f2():
+    claimed = {"decision": "allow", "claimed_at": 1000}
+    assert not orphaned(claimed, 1000 + CLAIM_MS - 1)
+    assert orphaned(claimed, 1000 + CLAIM_MS)
+    assert orphaned({"decision": "allow"}, 0)
+    assert orphaned(None, 0)
+
+
+# The exact (tool, canonical arguments) that an approval covers.
+
+CALL = {"tool_call_id": "t1", "kind": "execute", "title": "run", "raw_input": {"command": "rm x", "cwd": "/w"}}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {**CALL, "tool_call_id": "t2"},
+        {**CALL, "status": "in_progress"},
+        {**CALL, "content": [{"type": "content"}]},
+        {**CALL, "raw_input": {"cwd": "/w", "command": "rm x"}},
+    ],
+)
+def test_an_approval_covers_the_same_call(same: dict[str, Any]):
+    assert binding(same) == binding(CALL)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**CALL, "raw_input": {"command": "rm y", "cwd": "/w"}},
+        {**CALL, "raw_input": {"command": "rm x"}},
+        {**CALL, "raw_input": {"command": ["rm", "x"], "cwd": "/w"}},
+        {**CALL, "raw_input": {}},
+        {**CALL, "kind": "edit"},
+        {**CALL, "title": "run it"},
+        {name: value for name, value in CALL.items() if name != "raw_input"},
+    ],
+)
+def test_an_approval_covers_no_other_call_case_f8(other: dict[str, Any]):
+    assert binding(other) != binding(CALL)
+
+
+def test_without_raw_input_what_is_shown_counts():
+    diff = {"kind": "edit", "title": "Edit a", "content": [{"type": "diff", "path": "/a", "newText": "1"}]}
+    other = {**diff, "content": [{"type": "diff", "path": "/a", "newText": "2"}]}
+    elsewhere = {**diff, "locations": [{"path": "/b"}]}
+    assert len({binding(diff), binding(other), binding(elsewhere)}) == 3
+    assert binding({**diff, "raw_input": {}}) == binding(diff)
+
+
+def test_a_form_is_the_same_when_it_shows_the_same():
+    asked = {"mode": "form", "message": "Which?", "schema": {"properties": {}}}
+    assert form_binding({**asked, "elicitation_id": "e2"}) == form_binding({**asked, "elicitation_id": "e1"})
+    assert form_binding({**asked, "message": "Who?"}) != form_binding(asked)
+    assert form_binding({"mode": "url", "url": "a", "message": ""}) != form_binding(
+        {"mode": "url", "url": "b", "message": ""}
+    )
