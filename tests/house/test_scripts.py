@@ -15,7 +15,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-SHELL = [ROOT / "scripts" / name for name in ("setup", "start", "test", "check", "bench")] + [ROOT / ".ci" / "run"]
+SHELL = [ROOT / "scripts" / name for name in ("setup", "start", "test", "check", "bench", "storm")] + [ROOT / ".ci" / "run"]
 
 
 @pytest.fixture(scope="module")
