@@ -26,9 +26,11 @@ class Outcome(StrEnum):
 
 
 class PromptState(StrEnum):
-    """Terminal states of a prompt plus ``active`` (DESIGN 4.1 ``prompt_ended``)."""
+    """Terminal states of a prompt (DESIGN 4.1 ``prompt_ended``), ``queued``, ``active``, and ``stored`` context."""
 
+    QUEUED = "queued"
     ACTIVE = "active"
+    STORED = "stored"
     DONE = "done"
     ABORTED = "aborted"
     CANCELLED = "cancelled"

@@ -213,6 +213,14 @@ class HttpStore:
         found: PromptRow | None = await self._call("prompt", project, **own)
         return found
 
+    async def waiting_prompts(self, key: tuple[str, str] | None = None) -> list[PromptRow]:
+        if key is None:
+            return await self._across("waiting_prompts", "seq")
+        return list(await self._call("waiting_prompts", key[0], key=key))
+
+    async def context_prompts(self, key: tuple[str, str]) -> list[PromptRow]:
+        return list(await self._call("context_prompts", key[0], key=key))
+
     async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
         own = {"project": project, "session_id": session_id, "turn_id": turn_id}
         found: TurnRow | None = await self._call("turn", project, **own)

@@ -24,7 +24,7 @@ from runner.store.port import (
     SessionRow,
     TurnRow,
 )
-from runner.terms import Outcome
+from runner.terms import Outcome, PromptState
 
 Key = tuple[str, str, str]
 Cursor = tuple[str, str, int, int]
@@ -169,6 +169,18 @@ class MemoryStore:
         self._usable()
         found = self._prompts.get((project, session_id, prompt_id))
         return rows.prompt_row(found) if found else None
+
+    async def waiting_prompts(self, key: tuple[str, str] | None = None) -> list[PromptRow]:
+        self._usable()
+        return [row for row in self._prompts_of(key) if row.state == PromptState.QUEUED]
+
+    async def context_prompts(self, key: tuple[str, str]) -> list[PromptRow]:
+        self._usable()
+        return [row for row in self._prompts_of(key) if row.kind != "prompt"][-rows.CONTEXT_MAX :]
+
+    def _prompts_of(self, key: tuple[str, str] | None) -> list[PromptRow]:
+        found = [rows.prompt_row(row) for name, row in self._prompts.items() if key is None or name[:2] == key]
+        return sorted(found, key=lambda row: (row.seq, row.prompt_id))
 
     async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
         self._usable()

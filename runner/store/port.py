@@ -47,7 +47,12 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """A submitted prompt: ``digest`` of its content tells a retry from a conflict; ``result`` is its last one."""
+    """A submitted prompt: ``digest`` of its content tells a retry from a conflict; ``result`` is its last one.
+
+    ``kind`` is ``prompt``, ``context`` (told to the agent with the next prompt) or ``shell`` (a command's output, told
+    likewise). ``seq`` orders prompts by their admission; ``options`` is what else its dispatch said, as JSON without
+    secret values. ``turn_id`` of a queued prompt is the turn that read it.
+    """
 
     project: str
     session_id: str
@@ -58,6 +63,9 @@ class PromptRow:
     created_at: int
     content: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] | None = None
+    kind: str = "prompt"
+    seq: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +178,8 @@ class Store(Protocol):
     Every method raises ``RunnerError("store_unavailable")`` when the database cannot be used, and ``internal`` for a
     row that it refuses (a cursor that belongs to another record). A cancelled call may or may not have been written;
     it is never half written, and its rows are of one project. Upserts keep what never changes: a session's
-    ``created_at`` and, once set, ``ended_at``; a prompt's ``digest``, ``created_at`` and ``content``; an interaction's
-    session, kind and ``created_at``.
+    ``created_at`` and, once set, ``ended_at``; what a prompt is besides its ``state``, ``turn_id``
+    and ``result``; an interaction's session, kind and ``created_at``.
 
     Several replicas may use one store. A session row with an older head (epoch, n) than the stored one is a stale
     writer's and changes nothing; so does a stale record of ``append``, which is quarantined.
@@ -270,6 +278,14 @@ class Store(Protocol):
 
     async def prompt(self, project: str, session_id: str, prompt_id: str) -> PromptRow | None:
         """One prompt."""
+        ...
+
+    async def waiting_prompts(self, key: tuple[str, str] | None = None) -> list[PromptRow]:
+        """Prompts in state ``queued``, by ``seq``, of one (project, session) or of all."""
+        ...
+
+    async def context_prompts(self, key: tuple[str, str]) -> list[PromptRow]:
+        """What is no prompt but told to the agent with one, delivered or not, by ``seq``; the newest 1,000."""
         ...
 
     async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:

@@ -19,6 +19,7 @@ from runner.store.port import (
 Parameters = tuple[Any, ...]
 
 ROWS_MAX: Final = 10_000
+CONTEXT_MAX: Final = 1_000
 COMMANDS_KEPT: Final = 256
 """Settled commands that a session keeps; older ones are deleted when it gets another."""
 
@@ -113,12 +114,16 @@ def prompt_parameters(row: PromptRow) -> Parameters:
         row.created_at,
         _text(row.content),
         _text_or_null(row.result),
+        row.kind,
+        row.seq,
+        _text(row.options),
     )
 
 
 def prompt_row(columns: Parameters) -> PromptRow:
-    """A row of ``prompt``."""
-    return PromptRow(*(*columns[:-2], _value(columns[-2]), _value(columns[-1])))
+    """A row of ``prompt``, ``waiting_prompts`` or ``context_prompts``."""
+    content, result, kind, seq, options = columns[-5:]
+    return PromptRow(*(*columns[:-5], _value(content), _value(result), kind, seq, _value(options)))
 
 
 def interaction_parameters(row: InteractionRow) -> Parameters:

@@ -192,6 +192,15 @@ class SpooledStore:
             lambda lane: lane.prompts.get(prompt_id),
         )
 
+    async def waiting_prompts(self, key: tuple[str, str] | None = None) -> list[PromptRow]:
+        if key is not None:
+            await self._spool.caught_up(key)
+        return await self._remote.waiting_prompts(key)
+
+    async def context_prompts(self, key: tuple[str, str]) -> list[PromptRow]:
+        await self._spool.caught_up(key)
+        return await self._remote.context_prompts(key)
+
     async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
         return await self._spool.read(
             (project, session_id),

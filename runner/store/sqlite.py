@@ -167,6 +167,15 @@ class SqliteStore:
     async def prompt(self, project: str, session_id: str, prompt_id: str) -> PromptRow | None:
         return await self._one("prompt", rows.prompt_row, project, session_id, prompt_id)
 
+    async def waiting_prompts(self, key: tuple[str, str] | None = None) -> list[PromptRow]:
+        if key is None:
+            return await self._all("waiting_prompts", rows.prompt_row)
+        return await self._all("waiting_prompts_of", rows.prompt_row, *key)
+
+    async def context_prompts(self, key: tuple[str, str]) -> list[PromptRow]:
+        newest = await self._all("context_prompts", rows.prompt_row, *key, rows.CONTEXT_MAX)
+        return newest[::-1]
+
     async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
         return await self._one("turn", rows.turn_row, project, session_id, turn_id)
 

@@ -9,7 +9,7 @@ import re
 from importlib.resources import files
 from typing import Any, Final
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 
 def load(name: str) -> str:

@@ -25,8 +25,9 @@ ON CONFLICT (project, session_id) DO UPDATE SET
 WHERE (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
 
 -- name: save_prompt
-INSERT INTO prompts (project, session_id, prompt_id, digest, state, turn_id, created_at, content, result)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+INSERT INTO prompts (project, session_id, prompt_id, digest, state, turn_id, created_at, content, result, kind, seq,
+                     options)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
 ON CONFLICT (project, session_id, prompt_id) DO UPDATE SET
     state = excluded.state,
     turn_id = excluded.turn_id,
@@ -138,8 +139,20 @@ FROM sessions WHERE project = ?1 AND (updated_at, session_id) < (?3, ?4)
 ORDER BY updated_at DESC, session_id DESC LIMIT ?2;
 
 -- name: prompt
-SELECT project, session_id, prompt_id, digest, state, turn_id, created_at, content, result
+SELECT project, session_id, prompt_id, digest, state, turn_id, created_at, content, result, kind, seq, options
 FROM prompts WHERE project = ?1 AND session_id = ?2 AND prompt_id = ?3;
+
+-- name: waiting_prompts
+SELECT project, session_id, prompt_id, digest, state, turn_id, created_at, content, result, kind, seq, options
+FROM prompts WHERE state = 'queued' ORDER BY seq, prompt_id;
+
+-- name: waiting_prompts_of
+SELECT project, session_id, prompt_id, digest, state, turn_id, created_at, content, result, kind, seq, options
+FROM prompts WHERE project = ?1 AND session_id = ?2 AND state = 'queued' ORDER BY seq, prompt_id;
+
+-- name: context_prompts
+SELECT project, session_id, prompt_id, digest, state, turn_id, created_at, content, result, kind, seq, options
+FROM prompts WHERE project = ?1 AND session_id = ?2 AND kind <> 'prompt' ORDER BY seq DESC, prompt_id DESC LIMIT ?3;
 
 -- name: turn
 SELECT project, session_id, turn_id, epoch, replica_id, prompt_id, started_at, resumes, outcome, stop_reason, ended_at,
