@@ -148,7 +148,8 @@ class Agent:
     def _steps(self, request: Request) -> list[Step]:
         if request.method == "session/prompt":
             blocks = request.params.get("prompt", [])
-            text = "".join(block.get("text", "") for block in blocks if isinstance(block, dict))
+            texts = [block.get("text", "") for block in blocks if isinstance(block, dict)]
+            text = "".join(text for text in texts if not text.startswith("<conversation_record>"))
             if text.startswith('[{"do"'):
                 return list(json.loads(text))
         planned = self.hooks.get(request.method)
