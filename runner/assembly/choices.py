@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,6 @@ from runner.store.port import Store
 from runner.store.sqlite import SqliteStore
 
 SQLITE: Final = "sqlite:///"
-MaySpool = Callable[[str, str, str], bool]
 
 
 def is_http(settings: Settings) -> bool:
@@ -50,11 +50,23 @@ def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool)
     )
 
 
-async def open_store(settings: Settings, state_dir: Path, clock: Clock, may_spool: MaySpool) -> Store:
-    """The store of ``[store] url``.
+@dataclass(frozen=True, slots=True)
+class Spooling:
+    """Who decides about writes that wait for a remote store; each is asked with (project, session_id, turn_id).
 
-    Args:
-        may_spool: whether what a turn writes may wait on this machine while a remote store is unreachable.
+    Attributes:
+        may_spool: whether what a turn writes may wait on this machine.
+        granted: whether an admission that waits counts, None while that is not known.
+        on_rejected: told of a turn of which something that waited did not count.
+    """
+
+    may_spool: Callable[[str, str, str], bool]
+    granted: Callable[[str, str, str], bool | None]
+    on_rejected: Callable[[str, str, str], None]
+
+
+async def open_store(settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling) -> Store:
+    """The store of ``[store] url``; ``spooling`` is asked where that is a remote one.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
@@ -69,7 +81,14 @@ async def open_store(settings: Settings, state_dir: Path, clock: Clock, may_spoo
     spool = state_dir / "spool.sqlite3"
     known_id = await SpooledStore.known_id(spool)
     remote = await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
-    return await SpooledStore.open(remote, spool, clock, may_spool=may_spool)
+    return await SpooledStore.open(
+        remote,
+        spool,
+        clock,
+        may_spool=spooling.may_spool,
+        granted=spooling.granted,
+        on_rejected=spooling.on_rejected,
+    )
 
 
 def runner_tokens(settings: Settings) -> dict[str, str]:

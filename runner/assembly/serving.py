@@ -14,12 +14,13 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from runner.assembly.choices import is_http, open_plane, open_store
+from runner.assembly.choices import Spooling, is_http, open_plane, open_store
 from runner.assembly.replica import ISOLATION, Replica, build
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
+from runner.leases.heartbeat import LAPSED
 from runner.leases.port import ReplicaInfo
 from runner.sandbox.statelock import StateLock, reap_leftovers
 from runner.server.app import Application, build_app, start_site, stop_site
@@ -100,10 +101,7 @@ async def serve(
         tokens, own = access_tokens(settings, state_dir, host)
         replicas: list[Replica] = []
 
-        def may_spool(project: str, session_id: str, turn_id: str) -> bool:
-            return bool(replicas) and replicas[0].services.beats.holds(project, session_id, turn_id)
-
-        store = await open_store(settings, state_dir, clock, may_spool)
+        store = await open_store(settings, state_dir, clock, _spooling(replicas))
         plane = open_plane(settings, clock, store, gateway=gateway)
         reaped, dead = reap_leftovers(state_dir, store.store_id)
         if reaped:
@@ -135,6 +133,22 @@ async def serve(
         await stop.wait()
         log.info("draining")
     return 0
+
+
+def _spooling(replicas: list[Replica]) -> Spooling:
+    """What a replica says about its turns; there is none yet while its store is opened."""
+
+    def may_spool(project: str, session_id: str, turn_id: str) -> bool:
+        return bool(replicas) and replicas[0].services.beats.holds(project, session_id, turn_id)
+
+    def granted(project: str, session_id: str, turn_id: str) -> bool | None:
+        return replicas[0].services.beats.fenced(project, session_id, turn_id) if replicas else True
+
+    def on_rejected(project: str, session_id: str, turn_id: str) -> None:
+        if replicas:
+            replicas[0].coordinator.lease_lost(turn_id, LAPSED)
+
+    return Spooling(may_spool, granted, on_rejected)
 
 
 def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: str, *, gateway: bool) -> Application:

@@ -78,11 +78,15 @@ class Heartbeats:
     def holds(self, project: str, session_id: str, turn_id: str) -> bool:
         """Whether the last grant of this turn is still valid: asked before something is spooled (DESIGN 3.9)."""
         held = self._held.get((project, session_id))
-        return (
-            held is not None
-            and held.beat.turn_id == turn_id
-            and self._clock.monotonic() < held.granted_at + held.lease_seconds
-        )
+        if held is None or held.beat.turn_id != turn_id:
+            return False
+        return self._clock.monotonic() < held.granted_at + held.lease_seconds
+
+    def fenced(self, project: str, session_id: str, turn_id: str) -> bool | None:
+        """Whether a turn may count (DESIGN 3.1.7): None while one that is ``unfenced`` waits for the plane's word."""
+        held = self._held.get((project, session_id))
+        waits = held is not None and held.beat.turn_id == turn_id and held.lease_seconds == inf
+        return None if waits else True
 
     def granted(self, project: str, session_id: str) -> BeatAnswer | None:
         """The last grant of what this replica holds of a session, with its epoch and start; None when it holds none."""
@@ -92,8 +96,6 @@ class Heartbeats:
     def plane_now(self) -> float:
         """The plane's clock now, seconds; see ``PlaneClock``."""
         return self._line.now()
-
-    # -- what a turn sends -------------------------------------------------------------------------------------------
 
     async def first(self, beat: Heartbeat) -> BeatAnswer:
         """Send a turn's first beat; when it is admitted, renew it from now on in place of the session's former entry.
@@ -231,8 +233,6 @@ class Heartbeats:
             self._timer = None
         await self._tasks.close(self._timeout)
 
-    # -- giving back -------------------------------------------------------------------------------------------------
-
     def _doubt(self, key: Key, beat: Heartbeat) -> None:
         """A first beat had no answer: what it may have taken goes back to the chain or seat that stood, or is ended."""
         held = self._held.get(key)
@@ -260,8 +260,6 @@ class Heartbeats:
             except RunnerError:
                 await asyncio.sleep(self._beat_seconds)
         log.warning("the end beat of turn %s was given up; its lease runs out by itself", beat.turn_id)
-
-    # -- renewals ----------------------------------------------------------------------------------------------------
 
     def _enter(
         self, key: Key, beat: Heartbeat, granted: BeatAnswer, granted_at: float, due: float, lease_seconds: float

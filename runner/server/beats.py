@@ -13,6 +13,7 @@ from runner.errors import RunnerError
 from runner.leases.port import Heartbeat, ReplicaInfo
 from runner.server.context import CALLER, CONTEXT, json_answer, read_body
 from runner.server.runners import COORDINATION, Coordination, Line, projects_of
+from runner.wire.codec import to_json
 from runner.wire.coordination import (
     LISTENING,
     AnnounceRequest,
@@ -29,7 +30,9 @@ from runner.wire.models import Part, parse
 log = logging.getLogger("runner.server")
 
 PING_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 10.0
+NOTE_BYTES: Final = 16 * 1024
 FRAME_MAX: Final = 2 * 1024 * 1024
 _REASON_BYTES: Final = 120
 
@@ -134,12 +137,14 @@ async def post_push(request: web.Request) -> web.Response:
     if body.note.get("project", project) != project:
         raise RunnerError("forbidden", "note.project: is not the token's project.", field="note.project")
     note = {**body.note, "project": project}
+    if len(to_json(note)) > NOTE_BYTES:
+        raise RunnerError("too_large", f"The note is larger than {NOTE_BYTES} bytes.")
     return json_answer({"listened": await request.app[COORDINATION].plane.push(body.replica_id, note)})
 
 
 async def get_commands(request: web.Request) -> web.StreamResponse:
     """WebSocket: after one ``HelloFrame`` the notes for a replica, as they are pushed."""
-    socket = web.WebSocketResponse(heartbeat=PING_SECONDS, max_msg_size=FRAME_MAX)
+    socket = web.WebSocketResponse(timeout=CLOSE_SECONDS, heartbeat=PING_SECONDS, max_msg_size=FRAME_MAX)
     if not socket.can_prepare(request).ok:
         raise RunnerError("invalid_request", "This route is a WebSocket.")
     context = request.app[CONTEXT]
@@ -152,11 +157,11 @@ async def get_commands(request: web.Request) -> web.StreamResponse:
         request.app[COORDINATION].runners.bind(hello.replica.replica_id, projects)
         await _serve(request.app[COORDINATION], socket, Line(hello.replica.replica_id, projects, task))
     except RunnerError as error:
-        reason = error.message.encode()[:_REASON_BYTES]
-        _ = await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=reason)
+        code = WSCloseCode.TRY_AGAIN_LATER if error.retryable else WSCloseCode.POLICY_VIOLATION
+        _ = await socket.close(code=code, message=error.message.encode()[:_REASON_BYTES])
     except asyncio.CancelledError:
         if not (context.closing or socket.closed):
-            _ = await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
+            _ = await socket.close(code=WSCloseCode.TRY_AGAIN_LATER, drain=False)
         raise
     finally:
         context.streams.discard(task)

@@ -57,6 +57,7 @@ class Runners:
         self._projects: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._lines: dict[str, list[Line]] = {}
         self._heard: set[str] = set()
+        self._joining = asyncio.Lock()
 
     def may_speak(self, replica_id: str, projects: Iterable[str]) -> bool:
         """Whether tokens of these projects may act for a replica."""
@@ -81,11 +82,16 @@ class Runners:
             _ = self._projects.popitem(last=False)
 
     async def join(self, line: Line) -> None:
-        """Have the plane's notes for a replica take this line until ``leave``."""
+        """Have the plane's notes for a replica take this line until ``leave``.
+
+        Raises:
+            RunnerError: ``plane_unavailable``.
+        """
+        async with self._joining:
+            if line.replica_id not in self._heard:
+                await self._plane.listen(line.replica_id, lambda note: self._spread(line.replica_id, note))
+                self._heard.add(line.replica_id)
         self._lines.setdefault(line.replica_id, []).append(line)
-        if line.replica_id not in self._heard:
-            self._heard.add(line.replica_id)
-            await self._plane.listen(line.replica_id, lambda note: self._spread(line.replica_id, note))
 
     def leave(self, line: Line) -> None:
         """Take a line away."""

@@ -50,6 +50,7 @@ class Applying:
         self._start = start
         self._again = again
         self._settled = settled
+        self._story = services.stories.teller("command")
         self._issued: dict[str, Issued] = {}
         self._keys: OrderedDict[tuple[str, str, str], Issued] = OrderedDict()
 
@@ -176,6 +177,8 @@ class Applying:
         issued.marked = True
         # A kill has to see an ending through that is on its way already: the seat behind it goes too.
         issued.runs = runs if issued.kind is CommandKind.KILL else stopped
+        effects = [("stop", {"turn_id": run.turn_id}) for run in stopped]
+        self._story(session.key, issued.row.command_id, issued.row.kind, None, issued.row.state, effects)
         if not issued.runs:
             self._nothing_runs(issued)
 
@@ -323,6 +326,8 @@ class Applying:
             del self._issued[name]
         if issued.runs:
             issued.row, issued.runs = replace(issued.row, turn_id=issued.turn_id), []
+        row, outcome = issued.row, issued.outcome.value if issued.outcome is not None else None
+        self._story((row.project, row.session_id), row.command_id, "settled", row.state, outcome)
         issued.saved.set()
         issued.done.set()
         self._settled(issued)

@@ -182,7 +182,7 @@ class Registry:
             known.questions, known.tools = found.questions, found.tools
         else:
             session.paused = found
-        session.busy = session.busy or session.paused is not None
+        session.busy = session.paused is not None
 
     def _add(self, row: SessionRow) -> Session:
         self._let_go()

@@ -80,6 +80,10 @@ class AgentScript:
     def on_new(self, *steps: Step) -> Self:
         return self.on("session/new", *steps)
 
+    def on_load(self, *steps: Step) -> Self:
+        """``session/load``; a polite one replays nothing, so that a client finds it empty."""
+        return self.on("session/load", *steps)
+
     def on_prompt(self, *steps: Step) -> Self:
         return self.on("session/prompt", *steps)
 

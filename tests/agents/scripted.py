@@ -148,9 +148,10 @@ class Agent:
     def _steps(self, request: Request) -> list[Step]:
         if request.method == "session/prompt":
             blocks = request.params.get("prompt", [])
-            text = "".join(block.get("text", "") for block in blocks if isinstance(block, dict))
+            texts = [block.get("text", "") for block in blocks if isinstance(block, dict)]
+            text = "".join(text for text in texts if not text.startswith("<conversation_record>"))
             if text.startswith('[{"do"'):
-                return list(json.loads(text))
+                return list(json.JSONDecoder().raw_decode(text)[0])
         planned = self.hooks.get(request.method)
         if planned:
             return planned[min(request.ordinal, len(planned)) - 1]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acp import schema
+from pydantic import TypeAdapter
 
 from tests.agents.census import kill_all
 
@@ -24,6 +25,10 @@ RESULTS: dict[str, Any] = {
     "session/prompt": schema.PromptResponse,
     "session/set_mode": schema.SetSessionModeResponse,
     "session/set_config_option": schema.SetSessionConfigOptionResponse,
+}
+ELICITATIONS: dict[str, TypeAdapter[Any]] = {
+    "elicitation/create": TypeAdapter(schema.CreateElicitationRequest),
+    "elicitation/complete": TypeAdapter(schema.CompleteElicitationNotification),
 }
 
 
@@ -105,6 +110,8 @@ class DemoClient:
             schema.SessionNotification.model_validate(message["params"])
         elif message.get("method") == "session/request_permission":
             schema.RequestPermissionRequest.model_validate(message["params"])
+        elif message.get("method") in ELICITATIONS:
+            ELICITATIONS[message["method"]].validate_python(message["params"])
         else:
             assert "method" not in message
             model = RESULTS.get(self._methods[message["id"]])
@@ -118,7 +125,7 @@ class DemoClient:
             message = self.next()
             if message.get("method") == "session/update":
                 updates.append(message["params"]["update"])
-            elif message.get("method") == "session/request_permission":
+            elif message.get("method") == "session/request_permission" or message.get("method") in ELICITATIONS:
                 self.questions.append(message)
             elif message.get("id") == identity:
                 return message, updates
@@ -150,10 +157,10 @@ class DemoClient:
         return update
 
     def question(self) -> dict[str, Any]:
-        """The next permission request; updates before it are dropped."""
+        """The next permission request or elicitation; updates before it are dropped."""
         while True:
             message = self.next()
-            if message.get("method") == "session/request_permission":
+            if message.get("method") in ("session/request_permission", "elicitation/create"):
                 return message
 
     def answer(self, question: dict[str, Any], option: str | None) -> None:

@@ -7,9 +7,11 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.session.chain import CONTINUE
 from tests.agents.census import until
 from tests.inside.demo_client import DemoClient, text_of
 
@@ -144,6 +146,47 @@ def test_two_questions_are_answered_in_any_order(demo: DemoClient) -> None:
     reply, updates = demo.wait(identity)
     assert reply["result"]["stopReason"] == "end_turn"
     assert text_of(updates) == "Go 1: allow_once. Go 2: reject_once. "
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "said"),
+    [
+        ("/form", {"action": "accept", "content": {"name": "Ada", "times": 2}}, "accept name=Ada times=2. "),
+        ("/form", {"action": "decline"}, "decline. "),
+        ("/url https://example.test/", {"action": "accept"}, "accept. "),
+        ("/url", {"action": "cancel"}, "cancel. "),
+    ],
+)
+def test_an_elicitation_is_asked_and_its_answer_told(demo: DemoClient, command: str, answer: Any, said: str) -> None:
+    identity = demo.start(command)
+    question = demo.question()
+    assert question["params"]["mode"] == command.split()[0][1:]
+    demo.write({"id": question["id"], "result": answer})
+    reply, updates = demo.wait(identity)
+    assert (reply["result"]["stopReason"], text_of(updates)) == ("end_turn", said)
+    done = [item for item in demo.questions if item["method"] == "elicitation/complete"]
+    assert bool(done) == (command.startswith("/url") and answer["action"] == "accept")
+
+
+@pytest.mark.parametrize("method", ["session/load", "session/resume"])
+def test_what_waited_for_the_user_is_asked_again_by_the_next_process(
+    demo: DemoClient, tmp_path: Path, method: str
+) -> None:
+    demo.said("first")
+    demo.start("/ask Delete everything")
+    demo.question()
+    session = demo.session
+    demo.process.kill()
+    with DemoClient(tmp_path) as again:
+        _, updates = again.wait(again.send(method, sessionId=session, cwd=str(tmp_path), mcpServers=[]))
+        assert len(updates) == (3 if method == "session/load" else 0)
+        again.session = session
+        identity = again.start(CONTINUE)
+        question = again.question()
+        assert question["params"]["toolCall"]["title"] == "Delete everything"
+        again.answer(question, "allow_once")
+        assert text_of(again.wait(identity)[1]) == "Delete everything: allow_once. "
+        assert again.said("so") == "You said: so (message 3 of this conversation)", "it asks once"
 
 
 def test_mode_and_options_are_applied(demo: DemoClient) -> None:

@@ -151,6 +151,21 @@ async def test_an_owner_notices_by_itself_when_another_owner_became_possible(ste
     assert plane.beats[-1][0] <= 25
 
 
+async def test_a_slow_answer_counts_from_when_its_beat_was_sent():
+    """The plane may have decided at once: what it granted ends there before it would here."""
+    gate = asyncio.Event()
+    replica = Replica(ScriptedPlane([gate], then="raise"), rivals=True)
+    first = asyncio.create_task(replica.beats.first(beat()))
+    await asyncio.sleep(2)
+    gate.set()
+    assert (await first).admitted
+    await asyncio.sleep(17.9)
+    assert replica.beats.holds("p", "s", "t1")
+    await asyncio.sleep(0.2)
+    assert not replica.beats.holds("p", "s", "t1")
+    assert replica.lost == [(20, "t1", LAPSED)]
+
+
 async def test_one_silent_session_does_not_delay_the_others():
     plane = ScriptedPlane(["admit", "admit", "hang"])
     replica = Replica(plane)

@@ -281,9 +281,11 @@ async def test_an_unfenced_turn_counts_once_the_plane_grants_it(replica: Replica
     assert (answer.admitted, answer.owner, answer.epoch) == (True, "r1", 4)
     await asyncio.sleep(100)
     assert replica.beats.holds("p", "s", "t1")
+    assert replica.beats.fenced("p", "s", "t1") is None
     assert replica.lost == []
     replica.plane.down = False
     await asyncio.sleep(1.1)
+    assert replica.beats.fenced("p", "s", "t1")
     assert (replica.lease.running, replica.lease.epoch) == ("t1", 4)
     assert all(phase == "running" for _, _, phase, _ in replica.plane.sent), "nothing was given back"
     replica.plane.down = True

@@ -231,6 +231,33 @@ async def test_a_runner_starts_while_its_plane_is_away(plane: ServedPlane):
     await client.close()
 
 
+async def test_the_line_waits_for_leases_that_are_away(
+    plane: ServedPlane, client: HttpLeasePlane, monkeypatch: pytest.MonkeyPatch
+):
+    """A plane whose Redis is away takes no listener yet; the runner comes again."""
+    listen, tries = plane.leases.listen, []
+
+    async def fails_twice(replica_id: str, on_note: Any) -> None:
+        tries.append(replica_id)
+        if len(tries) < 3:
+            raise RunnerError("plane_unavailable", "scripted")
+        await listen(replica_id, on_note)
+
+    monkeypatch.setattr(plane.leases, "listen", fails_twice)
+    notes: list[Any] = []
+    await client.listen("r1", notes.append)
+    async with asyncio.timeout(10):
+        while not notes:
+            await plane.leases.push("r1", {"project": "p"})
+            await asyncio.sleep(0.05)
+    assert len(tries) == 3
+
+
+async def test_a_note_is_bounded(client: HttpLeasePlane):
+    with pytest.raises(RunnerError, match="larger than"):
+        await client.push("r1", {"project": "p", "filler": "x" * 20_000})
+
+
 async def test_a_runner_that_reads_no_notes_is_cut_and_holds_nobody_up(plane: ServedPlane, client: HttpLeasePlane):
     url = f"{plane.url}/v1/coordination/commands"
     async with ClientSession(headers=auth("run-p")) as http, http.ws_connect(url, autoping=False) as deaf:

@@ -14,7 +14,7 @@ from tests.agents import Gate
 from tests.e2e.server import SECONDS
 from tests.replicas.bed import BEAT, LEASE, Cluster, Session, until, until_async
 from tests.replicas.conftest import Sessions
-from tests.replicas.test_any_replica import ASKING, POLITE, gated, paused
+from tests.replicas.test_any_replica import ASKING, POLITE, TWO_QUESTIONS, gated, paused
 
 SURVIVED_SECONDS = 5.0
 """How long a session may be unusable behind the death of its owner on the same machine."""
@@ -133,6 +133,9 @@ async def test_a_drain_hands_its_sessions_over(fresh: Cluster, sessions: Session
         turn = session.dispatch(cluster.a, gated(gate))
         await gate.reached(SECONDS)
         await turn.drop()
+    seen: list[dict[str, Any]] = []
+    following = asyncio.create_task(_until_idle(long, cluster, seen))
+    await until(lambda: seen, "the follower reads")
     cluster.a.terminate()
     gates[0].open()
     assert await asyncio.to_thread(cluster.a.exit_code) == 0, cluster.said()
@@ -143,6 +146,29 @@ async def test_a_drain_hands_its_sessions_over(fresh: Cluster, sessions: Session
         result = await session.prompt(cluster.b, POLITE)
         assert result["ok"], result
         await session.check(*doors)
+    async with asyncio.timeout(SECONDS):
+        await following
+    assert [line["type"] for line in seen].count("done") == 2
+    assert len({line["cursor"] for line in seen}) == len(seen)
+
+
+async def test_questions_outlive_their_owner(fresh: Cluster, sessions: Sessions) -> None:
+    """The owner is killed while two are open; at the survivor a new agent asks again and is told what was answered."""
+    session, cluster = sessions(), fresh
+    await paused(session, cluster.a, TWO_QUESTIONS, 2)
+    cluster.a.kill()
+    questions = await until_async(lambda: session.questions(cluster.b), "the questions at the survivor")
+    by_title = {item["tool_call"]["title"]: item["interaction_id"] for item in questions}
+    for title, decision in (("second", "allow"), ("first", "deny")):
+        answered = await session.at(cluster.b).answer(session.session, by_title[title], decision=decision)
+        assert answered["status"] in ("answered", "consumed"), answered
+    records = await session.check(*[door for door in cluster.doors if door is not cluster.a])
+    endings = list(outcomes(records).values())
+    assert (endings[0], endings[-1]) == ("paused", "completed")
+    text = "".join(record["data"]["text"] for record in records if record["type"] == "message")
+    assert "first denied. " in text
+    assert "second allowed. " in text
+    assert (await session.prompt(cluster.b, POLITE))["ok"]
 
 
 async def test_a_plane_that_is_killed_and_comes_back_is_ridden_out(

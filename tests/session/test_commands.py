@@ -328,6 +328,10 @@ async def test_each_kind_reaches_the_turn_as_itself(bed: Bed, kind: CommandKind)
     stored = await bed.store.command("p", "cmd_x")
     assert (stored.state, stored.outcome, stored.deliveries) == ("applied", "stopped", 1)
     assert bool(bed.provider.alive) is (kind is not CommandKind.KILL)
+    story = (await bed.sessions.story(CALLER, "s"))["items"]
+    told = [(item["event"]["name"], item["effects"]) for item in story if item["machine"] == "command"]
+    assert told == [(kind.value, [{"name": "stop", "turn_id": handle.turn_id}]), ("settled", [])]
+    assert {"name": "Stop", "reason": kind.value} in [item["event"] for item in story if item["machine"] == "turn"]
 
 
 async def test_control_never_waits_behind_a_stuck_turn_case_a13(bed: Bed) -> None:

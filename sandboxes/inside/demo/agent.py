@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VERSION = "1"
 PROTOCOL_VERSION = 1
 RECORD = "<conversation_record>"
+RESTARTED = "The runner had to restart you"
 
 
 class Refused(Exception):
@@ -143,6 +144,9 @@ class Agent:
             raise Refused(-32600, "another prompt is running in this session")
         told, blocks = _told(params.get("prompt"))
         text = _text_of(blocks)
+        if session.unfinished and text.startswith(RESTARTED):
+            text = session.unfinished
+        session.unfinished = ""
         session.turn = Turn(identity, text, told)
         session.told = told or session.told
         session.prompts += 1

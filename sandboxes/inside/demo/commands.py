@@ -6,6 +6,7 @@ import os
 
 from demo.loading import MANNERS
 from demo.loop import ROOM, Wait
+from demo.questions import ask, ask2, form, url
 from demo.tools import leak, run_tool
 
 TYPE_CHECKING = False
@@ -167,50 +168,6 @@ def stderr(session: Session, rest: str) -> None:
     session.say(f"wrote {rest or 1000} bytes of log")
 
 
-def ask(session: Session, rest: str) -> Work:
-    """Ask for permission once and do as told."""
-    return _asked(session, [rest or "Run the demo command"])
-
-
-def ask2(session: Session, rest: str) -> Work:
-    """Two questions at once."""
-    return _asked(session, [f"{rest or 'Run the demo command'} {number}" for number in (1, 2)])
-
-
-def _asked(session: Session, titles: list[str]) -> Work:
-    questions = []
-    for title in titles:
-        call = session.loop.new_name("ask")
-        tool = {"toolCallId": call, "title": title, "kind": "execute", "rawInput": {"command": title}}
-        session.update("tool_call", status="pending", **tool)
-        options = [
-            {"optionId": option, "name": option.replace("_", " ").capitalize(), "kind": option}
-            for option in ("allow_once", "allow_always", "reject_once")
-        ]
-        reply = session.loop.request(
-            "session/request_permission", {"sessionId": session.id, "toolCall": tool, "options": options}
-        )
-        questions.append((call, title, reply))
-    open_calls = {call for call, _, _ in questions}
-    try:
-        for call, title, reply in questions:
-            while reply.message is None:
-                yield Wait(reply=reply)
-            outcome = (reply.message.get("result") or {}).get("outcome") or {}
-            if outcome.get("outcome") == "cancelled":
-                if session.turn is not None:
-                    session.turn.stop_reason = "cancelled"
-                return
-            choice = outcome.get("optionId", "no answer")
-            allowed = choice in ("allow_once", "allow_always")
-            open_calls.discard(call)
-            session.update("tool_call_update", toolCallId=call, status="completed" if allowed else "failed")
-            session.say(f"{title}: {choice}. ")
-    finally:
-        for call in sorted(open_calls):
-            session.update("tool_call_update", toolCallId=call, status="failed")
-
-
 def on_load(session: Session, rest: str) -> None:
     """How this conversation loads in a later process: well, fail, empty, hang, crash, silent, flood N, replay."""
     if rest.partition(" ")[0] not in MANNERS:
@@ -237,6 +194,8 @@ COMMANDS: dict[str, Command] = {
     "leak": leak,
     "ask": ask,
     "ask2": ask2,
+    "form": form,
+    "url": url,
     "hang": hang,
     "deaf": deaf,
     "crash": crash,

@@ -22,7 +22,8 @@ MODELS = {"demo-fast": "Short answers.", "demo-smart": "The same answers, with a
 class Session:
     """State of a conversation: how many prompts it saw, its mode and model, the open turn.
 
-    ``told``: what a client wrote of an earlier conversation; ``silent``: prompts are never answered.
+    ``told``: what a client wrote of an earlier conversation; ``silent``: prompts are never answered;
+    ``unfinished``: the prompt that waited for the user when an earlier process ended.
     """
 
     def __init__(self, loop: Loop, cwd: str, identity: str | None = None) -> None:
@@ -35,6 +36,7 @@ class Session:
         self.turn: Turn | None = None
         self.told = ""
         self.silent = False
+        self.unfinished = ""
         self.journal = history.Journal(self.id)
         head, tail = self.frame({"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "\0"}})
         self.chunk_head, self.chunk_tail = head, tail
@@ -61,18 +63,27 @@ class Session:
         told = {"told": turn.told} if turn.told else {}
         self.journal.append({**first, **told, "user": turn.text, "agent": "".join(turn.said)})
 
+    def keep_open(self) -> None:
+        """Write down that the turn waits for the user: a process after this one asks again."""
+        first = {"cwd": self.cwd} if self.prompts == 1 else {}
+        if self.turn is not None:
+            self.journal.append({**first, "open": self.turn.text})
+
     def replay(self) -> None:
         """Queue the whole history, as ``session/load`` asks."""
         for entry in history.entries(self.id):
             for role, kind in ROLES.items():
                 if entry.get(role):
                     self.update(kind, content={"type": "text", "text": entry[role]})
+        if self.unfinished:
+            self.update("user_message_chunk", content={"type": "text", "text": self.unfinished})
 
     def recall(self) -> None:
         """Count the prompts of the history, and know what was told."""
         for entry in history.entries(self.id):
             self.prompts += "user" in entry
             self.told = entry.get("told", self.told)
+            self.unfinished = entry.get("open", "")
 
     @property
     def setup(self) -> dict[str, Any]:
