@@ -23,6 +23,7 @@ class Outcome(StrEnum):
     PAUSED = "paused"
     FAILED = "failed"
     LOST = "lost"
+    ABSORBED = "absorbed"
 
 
 class PromptState(StrEnum):

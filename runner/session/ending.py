@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.errors import RunnerError
 from runner.rules.turn import End
 from runner.terms import Outcome
 
@@ -61,6 +62,32 @@ def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
         "timings": turn.times.timings(now),
     }
     return result
+
+
+def result_outside_of_turns(
+    session_id: str,
+    prompt_id: str,
+    outcome: Outcome,
+    *,
+    turn_id: str | None = None,
+    absorbed_by: str | None = None,
+    error: RunnerError | None = None,
+) -> dict[str, Any]:
+    """The result of a prompt that owned no turn: absorbed by a newer one, cancelled in the queue, or failed there."""
+    timings = {"admitted_ms": None, "ready_ms": None, "first_update_ms": None, "total_ms": None}
+    result: dict[str, Any] = {
+        "ok": outcome is Outcome.ABSORBED,
+        "session_id": session_id,
+        "turn_id": turn_id,
+        "prompt_ids": [prompt_id],
+        "outcome": outcome.value,
+        "stop_reason": "cancelled" if outcome is Outcome.CANCELLED else None,
+    }
+    if absorbed_by is not None:
+        result["absorbed_by"] = absorbed_by
+    if error is not None:
+        result["error"] = error.as_event()
+    return result | {"text": "", "usage": {}, "start": None, "reason": None, "timings": timings}
 
 
 def refused_result(session_id: str, prompt_id: str, error: dict[str, Any]) -> dict[str, Any]:

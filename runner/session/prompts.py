@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from runner.rules.fingerprint import digest
+from runner.session.effective import Effective
 from runner.terms import PromptState
 
 
@@ -23,6 +25,11 @@ class Prompt:
         position: where its events begin in the session's log.
         since: the cursor behind which its records begin.
         result: the result of its newest turn; a new future for each turn of a chain.
+        seq: its place in the order of admission.
+        options: what else its dispatch said, for the store.
+        merge: its configuration over the session's.
+        stored: its row is written, or is being written.
+        told: its ending was told.
     """
 
     prompt_id: str
@@ -35,6 +42,11 @@ class Prompt:
     keep: bool = False
     state: PromptState = PromptState.ACTIVE
     turn_id: str | None = None
+    seq: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    merge: Callable[[Effective], Effective] = lambda last: last
+    stored: bool = False
+    told: bool = False
 
 
 class Presence:
