@@ -278,6 +278,7 @@ class Prompts:
         """The turn that was starting did not come about; what is queued stays so until ``wake``."""
         if self.activity is Activity.STARTING:
             self.activity, self.batch, self.stopping = Activity.IDLE, NO_BATCH, False
+            self.giving_way = False
         if self.busy and self.activity is Activity.IDLE and not self.tokens and not self.paused:
             self.busy = False
             return [Idle()]

@@ -87,7 +87,7 @@ async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> None:
     if session.head.epoch >= answer.epoch or session.unfinished is not None:
         raise RunnerError("plane_unavailable", "The session has just changed hands. Try again.", retry_after=1)
     prompt = turn.prompt
-    if prompt is not None and turn.resumes is None:
+    if prompt is not None and turn.resumes is None and not prompt.stored:
         known = await services.store.prompt(session.project, session.session_id, prompt.prompt_id)
         if known is not None:
             raise Overtaken
@@ -143,7 +143,7 @@ def _announce(turn: TurnContext) -> None:
         "turn_id": turn.turn_id,
         "epoch": turn.epoch,
         "replica_id": turn.services.replica_id,
-        "prompt_ids": [turn.prompt.prompt_id] if turn.prompt is not None else [],
+        "prompt_ids": [prompt.prompt_id for prompt in turn.batch],
     }
     if turn.resumes is not None:
         data["resumes"] = turn.resumes.turn_id
@@ -152,15 +152,18 @@ def _announce(turn: TurnContext) -> None:
 
 def _accept(turn: TurnContext) -> None:
     """The turn exists: its configuration is the session's, its prompt can be attached to, its events are shown."""
-    session, prompt = turn.session, turn.prompt
+    session = turn.session
     if turn.effective is not session.effective:
         session.effective = turn.effective
-    if prompt is not None:
+    for prompt in turn.batch:
         prompt.turn_id = turn.turn_id
-        if turn.resumes is None:
-            prompt.position, prompt.since = session.log.end, (turn.epoch, 0)
-        elif prompt.result.done():
+        if turn.resumes is not None and prompt.result.done():
             prompt.result = asyncio.get_running_loop().create_future()
+        elif turn.resumes is None and not prompt.stored:
+            prompt.position, prompt.since = session.log.end, (turn.epoch, 0)
+        prompt.stored = True
         session.remember(prompt)
+    if turn.resumes is not None:
+        session.queue.rules.resume_chain()
     turn.times.admitted = turn.services.clock.monotonic()
     turn.journal.release()

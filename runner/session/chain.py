@@ -69,7 +69,7 @@ def close_tools(journal: Journal, paused: Paused) -> None:
 
 def end_prompt(session: Session, journal: Journal, prompt: Prompt, state: PromptState) -> None:
     """A prompt ended outside of a turn of its own; durable with the next write of its session."""
-    prompt.state = state
+    prompt.state, prompt.told = state, True
     journal.event(EventType.PROMPT_ENDED, {"prompt_id": prompt.prompt_id, "state": state.value})
     session.outbox.prompt(session.prompt_row(prompt, prompt.result.result() if prompt.result.done() else None))
 

@@ -7,6 +7,7 @@ import logging
 from typing import Any, Final
 
 from runner.leases.port import Phase
+from runner.rules.prompts import Move
 from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
 from runner.session.context import TurnContext
@@ -14,25 +15,43 @@ from runner.session.ending import result_of
 from runner.session.issued import Issued, rows_of_ending
 from runner.session.session import LastTurn, Paused
 from runner.store.port import Ending
-from runner.terms import EventType, Outcome, PromptState
+from runner.terms import EventType, Outcome, PromptState, StopReason
 from runner.turn.journal import TEXT_CHARS
 from runner.turn.live import LiveSeat
 
 log = logging.getLogger("runner.session")
 END_TRIES: Final = 3
 END_RETRY_SECONDS: Final = 0.2
+ENDED: Final = frozenset(PromptState) - {PromptState.QUEUED, PromptState.ACTIVE, PromptState.STORED}
+GIVEN_UP: Final = frozenset({StopReason.DRAIN, StopReason.LEASE_LOST})
 
 
 async def close_turn(turn: TurnContext, end: End) -> dict[str, Any]:
     """Everything between the settled agent and the result line; the result."""
     session = turn.session
-    seat = _seat_after(turn, end)
+    kept = _kept(turn)
     session.presence.turn_over()
     result = await _make_durable(turn, end)
-    _place_seat(turn, end, seat)
+    turn.given_back = returns(turn, end)
+    turn.hands_over = end.outcome is not Outcome.PAUSED and session.queue.waits
+    _place_seat(turn, end, _seat_after(turn, end, kept))
     session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)
-    await _end_beat(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
+    if not turn.hands_over:
+        await _end_beat(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
     return result
+
+
+def move_of(end: End, frame_sent: bool) -> Move:
+    """What an ending does to the prompt that owns the turn."""
+    match prompt_state(end, frame_sent):
+        case PromptState.DONE:
+            return Move.FINISH
+        case PromptState.ABORTED:
+            return Move.ABORT
+        case PromptState.CANCELLED:
+            return Move.CANCEL
+        case _:
+            return Move.FAIL
 
 
 def prompt_state(end: End, frame_sent: bool) -> PromptState:
@@ -44,6 +63,22 @@ def prompt_state(end: End, frame_sent: bool) -> PromptState:
             return PromptState.ABORTED if frame_sent else PromptState.CANCELLED
         case _:
             return PromptState.FAILED
+
+
+def _own_state(turn: TurnContext, end: End) -> PromptState | None:
+    """What became of the turn's prompt; None when it waits on for another turn."""
+    assert turn.prompt is not None
+    if turn.prompt.state in ENDED:
+        return turn.prompt.state
+    if returns(turn, end):
+        return None
+    return prompt_state(end, turn.machine.frame_sent or turn.resumes is not None)
+
+
+def returns(turn: TurnContext, end: End) -> bool:
+    """Whether what the turn has read is queued as before: the replica gave it up before it was sent (case M4)."""
+    unsent = not turn.claimed and turn.resumes is None and end.outcome is not Outcome.PAUSED
+    return unsent and end.label in GIVEN_UP and turn.prompt is not None and turn.prompt.state is PromptState.QUEUED
 
 
 async def _end_beat(turn: TurnContext, parked: Phase) -> None:
@@ -59,16 +94,19 @@ def _holds_seat(turn: TurnContext) -> bool:
     return turn.live is not None and turn.services.pool.book.holds(turn.live.seat)
 
 
-def _seat_after(turn: TurnContext, end: End) -> Parked | Destroyed | None:
+def _kept(turn: TurnContext) -> bool:
+    grace = turn.services.settings.server.reader_grace_seconds
+    there = turn.session.presence.there(turn.services.clock.monotonic(), grace)
+    return there or any(prompt.keep for prompt in turn.batch)
+
+
+def _seat_after(turn: TurnContext, end: End, kept: bool) -> Parked | Destroyed | None:
     if turn.live is None:
         return None
     if turn.unsure:
         return Destroyed("not_settled")
-    grace = turn.services.settings.server.reader_grace_seconds
-    there = turn.session.presence.there(turn.services.clock.monotonic(), grace)
-    kept = there or (turn.prompt is not None and turn.prompt.keep)
     windows = turn.services.windows[turn.effective.provider]
-    return after_ending(end, windows, kept=kept, agent_alive=turn.live.alive, claimed=False)
+    return after_ending(end, windows, kept=kept, agent_alive=turn.live.alive, claimed=turn.hands_over)
 
 
 def _place_seat(turn: TurnContext, end: End, seat: Parked | Destroyed | None) -> None:
@@ -130,7 +168,7 @@ def _ending(turn: TurnContext, end: End, result: dict[str, Any], commands: list[
     return Ending(
         session.row(now_ms),
         turn.turn_row(end, result, now_ms),
-        turn.prompt_row(result),
+        turn.prompt_row(None if returns(turn, end) else result),
         list(questions.values()),
         batch.records,
         list(batch.prompts.values()),
@@ -156,14 +194,12 @@ def _last_events(turn: TurnContext, end: End) -> None:
         journal.event(EventType.NOTICE, {"kind": "result_text_cut", "characters": TEXT_CHARS})
     if end.error is not None:
         journal.event(EventType.ERROR, end.error.as_event())
-    if end.outcome is not Outcome.PAUSED and turn.prompt is not None:
-        turn.prompt.state = prompt_state(end, turn.machine.frame_sent or turn.resumes is not None)
-        data = {"prompt_id": turn.prompt.prompt_id, "state": turn.prompt.state.value}
-        journal.event(EventType.PROMPT_ENDED, data)
+    if end.outcome is not Outcome.PAUSED and turn.prompt is not None and not turn.prompt.told:
+        state = _own_state(turn, end)
+        if state is not None:
+            turn.prompt.state, turn.prompt.told = state, True
+            journal.event(EventType.PROMPT_ENDED, {"prompt_id": turn.prompt.prompt_id, "state": state.value})
     done: dict[str, Any] = {"turn_id": turn.turn_id, "outcome": end.outcome.value}
     if end.stop_reason in ("cancelled", "paused"):
         done["stop_reason"] = end.stop_reason
     journal.event(EventType.DONE, done)
-    if end.outcome is not Outcome.PAUSED:
-        turn.session.busy = False
-        journal.outside().event(EventType.SESSION_IDLE, {})

@@ -32,7 +32,12 @@ class TurnContext:
     """What is known of a turn so far.
 
     Attributes:
-        prompt: None for a turn that owns none.
+        prompt: its owner; before the claim the newest of ``batch``; None for a turn that owns none.
+        batch: the prompts that it has read.
+        claimed: those whose blocks its frame carries; the older ones were absorbed by its owner.
+        predecessor: the ended turn whose lease it takes over without a pause.
+        given_back: what it has read waits on.
+        hands_over: its own lease and seat go to the turn that follows.
         merge: what ``effective`` is over another last accepted configuration of the session.
         resumes: the paused chain that it goes on with.
         start, reason: how it got its agent, and why it was cold.
@@ -57,6 +62,11 @@ class TurnContext:
     journal: Journal
     times: Times
     started_ms: int
+    batch: list[Prompt] = field(default_factory=list)
+    claimed: list[Prompt] = field(default_factory=list)
+    predecessor: str | None = None
+    hands_over: bool = False
+    given_back: bool = False
     epoch: int = 0
     start: str = "cold"
     reason: str = "miss"
@@ -78,11 +88,15 @@ class TurnContext:
             self.turn_id,
             self.services.replica_id,
             phase,
-            self.resumes.turn_id if self.resumes is not None and phase == "running" else None,
+            self._follows if phase == "running" else None,
             session.head.epoch,
             parked,
             self.services.owners.me.advertise_url,
         )
+
+    @property
+    def _follows(self) -> str | None:
+        return self.resumes.turn_id if self.resumes is not None else self.predecessor
 
     def turn_row(
         self, end: turn.End | None = None, result: dict[str, Any] | None = None, ended_at: int | None = None

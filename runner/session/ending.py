@@ -42,7 +42,7 @@ def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
         "ok": end.outcome in (Outcome.COMPLETED, Outcome.PAUSED),
         "session_id": turn.session.session_id,
         "turn_id": turn.turn_id,
-        "prompt_ids": [turn.prompt.prompt_id] if turn.prompt is not None else [],
+        "prompt_ids": _prompt_ids(turn),
         "outcome": end.outcome.value,
         "stop_reason": end.stop_reason,
     }
@@ -62,6 +62,13 @@ def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
         "timings": turn.times.timings(now),
     }
     return result
+
+
+def _prompt_ids(turn: TurnContext) -> list[str]:
+    """What was claimed; of a turn that came to no claim, its owner-to-be."""
+    if turn.claimed:
+        return [prompt.prompt_id for prompt in turn.claimed]
+    return [turn.prompt.prompt_id] if turn.prompt is not None else []
 
 
 def result_outside_of_turns(

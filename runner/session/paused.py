@@ -23,6 +23,7 @@ from runner.interactions import desk
 from runner.leases.port import Heartbeat
 from runner.rules import interaction
 from runner.rules.interaction import Cause
+from runner.rules.prompts import Move
 from runner.session import chain
 from runner.session.port import Reply
 from runner.session.run import Start, TurnRun
@@ -172,8 +173,7 @@ class PausedChains:
         pen.event(EventType.ERROR, error.as_event())
         if paused.prompt is not None:
             chain.end_prompt(session, pen, paused.prompt, PromptState.FAILED)
-        session.busy = False
-        session.journal(None, None).event(EventType.SESSION_IDLE, {})
+        session.queue.chain_ended(Move.FAIL)
         self._release(session, paused)
 
     def _release(self, session: Session, paused: Paused) -> None:

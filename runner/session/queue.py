@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.errors import RunnerError
@@ -161,8 +162,33 @@ class Queue:
         """The send: what the frame carries, the owner last; empty when everything was cancelled."""
         claim = self.rules.claim()
         claimed = [self.prompts[name] for name in claim.prompt_ids]
+        for prompt in claimed:
+            prompt.state = PromptState.ACTIVE
         self.perform(claim.effects)
         return claimed
+
+    def deliver(self, turn_id: str, *, again: bool) -> list[dict[str, Any]]:
+        """Blocks of the context that goes with the frame: what was not delivered yet, or ``again`` all of it."""
+        due = [row for row in self.context if again or row.state == PromptState.STORED]
+        for row in due:
+            told = replace(row, state=PromptState.DONE.value, turn_id=turn_id)
+            self.context[self.context.index(row)] = told
+            self._session.outbox.prompt(told)
+        return [block for row in due for block in row.content]
+
+    def lost(self) -> None:
+        """Another replica has the session: what waited here waits there."""
+        error = RunnerError("owned_elsewhere", "Another replica has taken the session; ask again.", retry_after=1)
+        for prompt in self.prompts.values():
+            if not prompt.result.done():
+                result = result_outside_of_turns(
+                    self._session.session_id, prompt.prompt_id, Outcome.FAILED, error=error
+                )
+                prompt.result.set_result(result)
+        self.rules, self.run = rules.Prompts(mode=self.rules.mode), None
+        self.prompts.clear()
+        self._session.busy = False
+        self._session.log.wake()
 
     def turn_over(self, move: rules.Move, predecessor: str | None, error: RunnerError | None = None) -> None:
         """The turn has ended and its ending is durable: what waits starts, else the session is idle."""

@@ -15,11 +15,13 @@ from runner.pool.pool import Pool
 from runner.rules.limits import Limits
 from runner.rules.pool import Key
 from runner.session import chain
-from runner.session.effective import restored
+from runner.session.effective import Effective, restored
+from runner.session.prompts import Prompt
 from runner.session.reconcile import newest_cursor
 from runner.session.session import LastTurn, Session
-from runner.store.port import SessionRow, Store, TurnRow
+from runner.store.port import PromptRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
+from runner.terms import PromptState
 from runner.turn.live import LiveSeat
 
 KEPT: Final = 2000
@@ -44,6 +46,8 @@ class Registry:
         on_stale: Callable[[Session], None],
     ) -> None:
         self._on_stale = on_stale
+        self.attach: Callable[[Session], None] = lambda session: None
+        """Told of each session that comes into memory."""
         self._shared = shared
         self._store = store
         self._clock = clock
@@ -92,7 +96,7 @@ class Registry:
         if session is None:
             return False
         paused = session.paused is not None and session.paused.live is not None
-        return session.taken or paused or self._pool.live(key) is not None
+        return session.taken or paused or not session.queue.at_rest or self._pool.live(key) is not None
 
     async def existing(self, key: Key) -> Session:
         """As ``find``, with ``not_found`` and ``session_ended`` as errors."""
@@ -146,6 +150,7 @@ class Registry:
         session = self._renewed(known, row, last) if known is not None else self._add(row)
         self._take_last(session, last)
         await self._take_chain(session, last)
+        await self._take_prompts(session)
         return session
 
     async def reload(self, session: Session) -> None:
@@ -161,6 +166,7 @@ class Registry:
         head_epoch, head_n = await newest_cursor(self._store, row)
         self._take_last(self._renewed(session, replace(row, head_epoch=head_epoch, head_n=head_n), last), last)
         await self._take_chain(session, last)
+        await self._take_prompts(session)
         if session.ended_at is not None:
             raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
 
@@ -183,6 +189,35 @@ class Registry:
         else:
             session.paused = found
         session.busy = session.paused is not None
+        if session.paused is not None and not session.queue.rules.paused:
+            session.queue.turn_paused(session.paused.prompt)
+        elif session.paused is None and session.queue.rules.paused:
+            session.queue.lost()
+
+    async def _take_prompts(self, session: Session) -> None:
+        """What waits in the store for an agent: prompts of an earlier process, and context."""
+        session.queue.context = await self._store.context_prompts(session.key)
+        waiting = await self._store.waiting_prompts(session.key)
+        session.queue.restore(self._prompt_of(row) for row in waiting)
+
+    def _prompt_of(self, row: PromptRow) -> Prompt:
+        def merge(last: Effective) -> Effective:
+            return restored(row.options.get("config", last.config), self.vault, self.limits)
+
+        return Prompt(
+            prompt_id=row.prompt_id,
+            digest=row.digest,
+            content=row.content,
+            created_at=row.created_at,
+            position=-1,
+            result=asyncio.get_running_loop().create_future(),
+            keep=bool(row.options.get("keep")),
+            state=PromptState.QUEUED,
+            seq=row.seq,
+            options=row.options,
+            merge=merge,
+            stored=True,
+        )
 
     def _add(self, row: SessionRow) -> Session:
         self._let_go()
@@ -199,6 +234,7 @@ class Registry:
         session.learn_secrets(effective.secrets.values())
         session.outbox.on_stale = lambda: self._on_stale(session)
         self._sessions[session.key] = session
+        self.attach(session)
         return session
 
     def _let_go(self) -> None:

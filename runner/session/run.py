@@ -12,9 +12,10 @@ from runner.interactions import desk
 from runner.rules import turn as rules
 from runner.rules.interaction import Cause
 from runner.rules.limits import SENTENCES
+from runner.rules.prompts import Move
 from runner.session import chain
 from runner.session.admit import Overtaken, admit
-from runner.session.closing import close_turn
+from runner.session.closing import close_turn, move_of
 from runner.session.context import TurnContext
 from runner.session.effective import Effective
 from runner.session.ending import Times
@@ -49,6 +50,8 @@ class TurnRun:
         prompt: Prompt | None,
         effective: Effective,
         merge: Callable[[Effective], Effective] = lambda last: last,
+        batch: list[Prompt] | None = None,
+        predecessor: str | None = None,
         resumes: Paused | None = None,
         answers: tuple[Answering, ...] = (),
     ) -> None:
@@ -65,6 +68,8 @@ class TurnRun:
             prompt=prompt,
             effective=effective,
             merge=merge,
+            batch=batch if batch is not None else [prompt] if prompt is not None else [],
+            predecessor=predecessor,
             resumes=resumes,
             machine=self.machine,
             journal=session.journal(turn_id, prompt.prompt_id if prompt is not None else None),
@@ -77,6 +82,7 @@ class TurnRun:
         self._answerable: asyncio.Future[None] = loop.create_future()
         self._pausing = False
         self._said = False
+        self._blocks: list[dict[str, Any]] | None = None
 
     @classmethod
     def resuming(
@@ -251,7 +257,9 @@ class TurnRun:
             driver.answer(answering.row, answering.given)
         if not self._answerable.done():
             self._answerable.set_result(None)
-        blocks = None if turn.reclaimed else self._blocks()
+        blocks = None if turn.reclaimed else self._claim()
+        if blocks == []:
+            driver.stop(StopReason.ABORT_PROMPT)
         try:
             return await driver.run(blocks, self._claimed)
         finally:
@@ -275,18 +283,32 @@ class TurnRun:
         assert isinstance(end, rules.End)
         return end
 
-    def _blocks(self) -> list[dict[str, Any]] | None:
-        turn = self._turn
+    def _claim(self) -> list[dict[str, Any]]:
+        """What the frame carries, decided with no await before it is written; nothing when all of it was cancelled."""
+        turn, queue = self._turn, self._turn.session.queue
         if turn.resumes is not None:
             return chain.continuation(turn.prompt, turn.preface, loaded=turn.start == How.RESUMED)
-        return [*chain.text_block(turn.preface), *turn.prompt.content] if turn.prompt is not None else None
+        if self._blocks is None:
+            turn.claimed = queue.claim()
+            if not turn.claimed:
+                return []
+            self._own(turn.claimed[-1])
+            said = [block for prompt in turn.claimed for block in prompt.content]
+            self._blocks = [*queue.deliver(turn.turn_id, again=turn.context_lost), *said]
+        return [*chain.text_block(turn.preface), *self._blocks]
+
+    def _own(self, owner: Prompt) -> None:
+        """The turn answers this prompt; it may be another than the one that looked like it when the batch was read."""
+        self.prompt = self._turn.prompt = owner
+        self._turn.journal.of_prompt(owner.prompt_id)
 
     def _claimed(self) -> None:
         turn, session = self._turn, self._turn.session
         if turn.resumes is not None:
             turn.journal.event(EventType.NOTICE, {"kind": "chain_resumed", "start": turn.start})
-        elif self.prompt is not None and not self._said:
-            turn.journal.event(EventType.USER_MESSAGE, {"content": self.prompt.content})
+        elif not self._said:
+            content = [block for prompt in turn.claimed for block in prompt.content]
+            turn.journal.event(EventType.USER_MESSAGE, {"content": content})
         self._said = True
         news = turn.remember_agent()
         if not session.agent_state.get("has_context"):
@@ -309,15 +331,20 @@ class TurnRun:
                 turn.closed.append(row)
 
     def _over(self, end: rules.End, result: dict[str, Any]) -> None:
-        """The result line, and whoever waits for the turn."""
-        session = self._turn.session
+        """What waits starts, or the session is idle; then the result line, and whoever waits for the turn."""
+        turn, session = self._turn, self._turn.session
         session.current = None
+        if end.outcome is Outcome.PAUSED:
+            session.queue.turn_paused(self.prompt)
+        else:
+            move = Move.CANCEL if turn.given_back else move_of(end, turn.machine.frame_sent or turn.resumes is not None)
+            session.queue.turn_over(move, self.turn_id if turn.hands_over else None, end.error)
         if self.prompt is not None and not self.prompt.result.done():
             self.prompt.result.set_result(result)
             session.log.wake()
         self.ended.set_result(end)
         if end.outcome is Outcome.PAUSED:
-            self._turn.services.on_paused(session)
+            turn.services.on_paused(session)
 
 
 Start = Callable[[Session, TurnRun], None]

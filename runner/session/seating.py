@@ -9,6 +9,7 @@ from typing import Any, Final
 from runner.errors import RunnerError, turn_in_use
 from runner.rules import turn as rules
 from runner.rules.interaction import Cause
+from runner.rules.prompts import Move
 from runner.rules.pool import Cold, Full, Hit
 from runner.rules.resume import AgentSession, failures_of, obstacle
 from runner.rules.reuse import reuse_verdict
@@ -153,6 +154,7 @@ class Seating:
         if prompt is not None:
             session = self._turn.session
             chain.end_prompt(session, session.journal(None, prompt.prompt_id), prompt, state)
+        self._turn.session.queue.chain_ended(Move.FAIL if state is PromptState.FAILED else Move.ABORT)
 
     def _facets(self) -> dict[str, str]:
         session, effective = self._turn.session, self._turn.effective

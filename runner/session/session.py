@@ -15,6 +15,7 @@ from runner.redaction import Redactor
 from runner.session.effective import Effective
 from runner.session.outbox import Outbox
 from runner.session.prompts import Presence, Prompt
+from runner.session.queue import Queue
 from runner.store.port import InteractionRow, PromptRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, SessionState
@@ -118,6 +119,7 @@ class Session:
         self._store = store
         self._secrets: dict[str, None] = {}
         self.outbox = Outbox(self.session_id, store, tasks)
+        self.queue = Queue(self)
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -166,6 +168,7 @@ class Session:
             and not self.starting
             and (self.paused is None or self.paused.live is None)
             and self.presence.count == 0
+            and self.queue.at_rest
             and self.outbox.empty
         )
 
@@ -197,6 +200,8 @@ class Session:
             prompt.created_at,
             content,
             result,
+            seq=prompt.seq,
+            options=prompt.options,
         )
 
     def learn_secrets(self, values: Iterable[str | None]) -> None:

@@ -85,6 +85,13 @@ class Journal:
         self.truncated = False
         self._held: list[Chunk] | None = None
 
+    def of_prompt(self, prompt_id: str) -> None:
+        """From now on events belong to this prompt."""
+        if prompt_id != self.prompt_id:
+            self.close_block()
+            self.prompt_id = prompt_id
+            self._formatter = EventFormatter(self.turn_id, prompt_id)
+
     def hold(self) -> None:
         """From now on events get cursors and records, and are shown only by ``release``: once they are durable."""
         if self._held is None:
