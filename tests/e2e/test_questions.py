@@ -81,6 +81,7 @@ async def test_other_arguments_are_asked_anew_case_f9(scripted: Scripted) -> Non
     [question] = await asked(talk, "please")
     await talk.kill_agent()
     await until(lambda: not talk.server.census(), "the seat is free")
+    script._on.clear()  # for the agent that starts now
     script.on_prompt(steps.ask(raw_input={"command": "rm -rf /"}, denied=[steps.text("I see")]), steps.reply())
     answering = asyncio.create_task(talk.client.answer(talk.session, question, decision="allow"))
     while not (fresh := [found for found in await talk.questions() if found["interaction_id"] != question]):
