@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from runner.rules.resume import FIRST_UPDATE_SECONDS
 from runner.session.effective import Effective
 from runner.session.ending import Times
 from runner.session.issued import Issued
+from runner.session.outbox import FLUSH_SECONDS
 from runner.session.prompts import Prompt
 from runner.session.services import Services
 from runner.session.session import Paused, Session
@@ -145,12 +147,12 @@ class TurnContext:
             self.session.agent_state["agent"] = live.agent_session.as_json()
 
     async def save_agent(self) -> None:
-        """Make that durable before the turn ends: a later process goes on with it though this one is killed."""
+        """Make that durable while a longer turn runs: a later process goes on with it though this one is killed."""
         session = self.session
+        await asyncio.sleep(FLUSH_SECONDS)
         try:
-            await session.outbox.flush()
             async with session.outbox.writing:
-                if session.ended_at is None:
+                if session.current_turn_id == self.turn_id and session.ended_at is None:
                     await self.services.store.save_session(session.row(self.services.clock.now_ms()))
         except RunnerError as error:
             log.warning("the agent session of %s is durable only with its turn: %s", session.session_id, error)

@@ -80,11 +80,10 @@ class Registry:
         Raises:
             RunnerError: ``store_unavailable``.
         """
-        session = self._sessions.get(key)
-        if session is not None and (not self._shared or self.holds(key)):
+        loading, session = self._loading.get(key), self._sessions.get(key)
+        if loading is None and session is not None and (not self._shared or self.holds(key)):
             self._sessions.move_to_end(key)
             return session
-        loading = self._loading.get(key)
         if loading is None:
             loading = self._loading[key] = self._tasks.spawn(f"load {key[1]}", self._load(key))
             loading.add_done_callback(lambda _: self._loading.pop(key, None))

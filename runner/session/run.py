@@ -27,6 +27,7 @@ from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow
 from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.terms import Start as How
+from runner.turn.driver import Driver
 from runner.turn.live import LiveSeat
 
 log = logging.getLogger("runner.session")
@@ -219,11 +220,13 @@ class TurnRun:
             # Stopped before it began: the chain that it took the session from may not go on all the same.
             await self._seating.withdraw()
             return first
+        earlier: Driver | None = None
         while True:
             live = await self._seated()
-            end = await self._driven(live) if isinstance(live, LiveSeat) else live
+            end = await self._driven(live, earlier) if isinstance(live, LiveSeat) else live
             if isinstance(end, rules.End):
                 return end
+            earlier = self._turn.driver
             self._seating.again()
 
     async def _seated(self) -> LiveSeat | rules.End:
@@ -240,12 +243,11 @@ class TurnRun:
             if alarm is not None:
                 alarm.cancel()
 
-    async def _driven(self, live: LiveSeat) -> rules.End | rules.Again:
+    async def _driven(self, live: LiveSeat, earlier: Driver | None) -> rules.End | rules.Again:
         turn = self._turn
         turn.times.ready = turn.services.clock.monotonic()
         if not turn.reclaimed:
             turn.environment("ready")
-        earlier = turn.driver
         driver = turn.driver = turn.new_driver(live, self.machine)
         if earlier is not None:
             driver.questions.inherit(earlier.questions)

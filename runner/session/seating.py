@@ -24,6 +24,7 @@ from runner.turn.driver import Driver
 from runner.turn.live import LiveSeat
 
 MARK_SECONDS: Final = 3.0
+NEW_AGENT: Final = "The agent starts without its own memory of this session; it is told what was said."
 LIVE_SETTINGS: Final = ("mode", "model", "config_options")
 
 
@@ -269,13 +270,15 @@ class Seating:
         elif turn.context_lost:
             turn.preface = await rebuilt(turn.services.store, turn.session, turn.turn_id)
             told = len(turn.preface.encode()) if turn.preface is not None else 0
-            turn.journal.event(EventType.NOTICE, {"kind": "context_lost", "reason": why or "not_offered", "told": told})
+            data = {"kind": "context_lost", "reason": why or "not_offered", "told_bytes": told, "message": NEW_AGENT}
+            turn.journal.event(EventType.NOTICE, data)
 
     def _resume_failed(self, why: str) -> None:
         """Count and show it; this turn does not try again, and its session not for ever (case I6)."""
         self._may_resume = False
         turn = self._turn
-        turn.journal.event(EventType.NOTICE, {"kind": "resume_failed", "reason": why})
+        text = f"The agent's own memory of this session could not be loaded: {why}."
+        turn.journal.event(EventType.NOTICE, {"kind": "resume_failed", "message": text})
         known = AgentSession.of(turn.session.agent_state.get("agent"))
         if known is not None:
             turn.session.agent_state["agent"] = known.failed().as_json()

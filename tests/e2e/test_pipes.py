@@ -138,21 +138,6 @@ async def test_an_exit_fails_what_is_open_with_its_cause(
     await works_with(talk, AgentScript(tmp_path, "polite"))
 
 
-async def test_an_exit_while_a_question_waits_ends_its_chain(scripted: Scripted) -> None:
-    """Case E5: the paused prompt fails, its question is closed, and its answer comes too late."""
-    talk, script = scripted()
-    script.on_prompt(steps.tool("call-1", "in_progress"), steps.ask(), steps.reply())
-    paused = await talk.prompt(prompt_id="asks")
-    assert (paused["outcome"], paused["stop_reason"]) == ("paused", "paused")
-    assert len(await talk.questions()) == 1
-    await talk.kill_agent()
-    await talk.idle()
-    await talk.no_questions()
-    ended = [record["data"] for record in await talk.records() if record["type"] == "prompt_ended"]
-    assert ended == [{"prompt_id": "asks", "state": "failed"}]
-    await works(talk, "cold")
-
-
 async def test_a_closed_stdout_is_an_end(scripted: Scripted) -> None:
     """Case E5: the agent lives on without a stdout; the turn does not wait for it, and it is not left behind."""
     talk, script = scripted(stay=True)

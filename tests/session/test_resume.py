@@ -334,3 +334,44 @@ async def test_a_failed_turn_keeps_the_home_and_the_next_one_loads(loading: Bed)
     result, agent = await next_turn(loading)
     assert result["start"] == "resumed"
     assert prompt_texts(agent) == ["next"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_cold_chain_is_resumed_and_its_answer_survives_a_silent_agent_case_m7(
+    loading: Bed, silent: bool
+) -> None:
+    """The seat of a paused chain is lost; its answer starts an agent that remembers, or else one that is told."""
+    handle = await loading.dispatch(prompt="clean up", keep_on_disconnect=True)
+    agent = await loading.agent()
+    await agent.prompt()
+    agent.ask(1)
+    assert (await handle.result())["outcome"] == "paused"
+    await asyncio.sleep(601)
+    assert not loading.provider.alive
+    [question] = (await loading.sessions.view(CALLER, "s"))["open_interactions"]
+    answering = asyncio.create_task(loading.answer(question, decision="allow"))
+    resumed = await loading.agent(2)
+    await resumed.prompt()
+    assert "clean up" not in str(prompt_texts(resumed)), "it remembers"
+    agents = 2
+    if silent:
+        await asyncio.sleep(31)
+        agents, resumed = 3, await loading.agent(3)
+        frame = await resumed.prompt()
+        assert prompt_texts(resumed)[0].startswith(OPENING)
+        assert "clean up" in str(prompt_texts(resumed)[1:])
+    else:
+        frame = await resumed.prompt()
+    resumed.ask(9)
+    assert (await resumed.answered(9))["result"]["outcome"]["optionId"] == "yes"
+    assert (await answering).status in (200, 202)
+    resumed.say("cleaned")
+    resumed.answer(frame)
+    await asyncio.sleep(1)
+    view = await loading.sessions.view(CALLER, "s")
+    assert (view["last_turn"]["outcome"], view["open_interactions"]) == ("completed", [])
+    assert len(loading.provider.sandboxes) == agents
+    rows = await loading.store.interactions("p", "s")
+    assert [row.status for row in rows] == ["consumed"]
+    starts = [event["data"]["start"] for event in await loading.history() if event["type"] == "environment"]
+    assert starts[-1] == ("cold" if silent else "resumed")
