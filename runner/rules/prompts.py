@@ -224,7 +224,7 @@ class Prompts:
             del self.tokens[prompt_id]
             if prompt_id in self.queue:
                 self.queue.remove(prompt_id)
-        return self.not_started()
+        return self._over()
 
     # What ends.
 
@@ -279,10 +279,7 @@ class Prompts:
         if self.activity is Activity.STARTING:
             self.activity, self.batch, self.stopping = Activity.IDLE, NO_BATCH, False
             self.giving_way = False
-        if self.busy and self.activity is Activity.IDLE and not self.tokens and not self.paused:
-            self.busy = False
-            return [Idle()]
-        return []
+        return self._over()
 
     def claim(self) -> Claim:
         """The send: the newest of the batch that still waits owns the turn, the older ones are absorbed by it.
@@ -404,8 +401,10 @@ class Prompts:
 
     def _rest(self) -> list[Effect]:
         """The final check and the move to idle in one step: a queued prompt starts, a prepared one is waited for."""
-        started = self._begin()
-        if started or not self.busy or self.activity is not Activity.IDLE or self.tokens or self.paused:
-            return started
+        return self._begin() or self._over()
+
+    def _over(self) -> list[Effect]:
+        if not self.busy or self.activity is not Activity.IDLE or self.tokens or self.paused:
+            return []
         self.busy = False
         return [Idle()]

@@ -24,6 +24,7 @@ KILL_SECONDS: Final = 10.0
 PAUSING_SECONDS: Final = 5.0
 SAVE_SECONDS: Final = 0.5
 KEYS_KEPT: Final = 256
+KEEP_QUEUE: Final = "keep_queue"
 
 
 class Applying:
@@ -76,6 +77,7 @@ class Applying:
         if known is not None:
             return known
         issued = Issued(self._row(session, ask, verdict))
+        issued.cancelled_prompts = session.queue.cancel_waiting(keep_queue=ask.keep_queue)
         if isinstance(verdict, rules.NotRunning):
             self._nothing_runs(issued)
         elif ask.idempotency_key is None:
@@ -96,6 +98,7 @@ class Applying:
         if reply_to is not None:
             issued.reply_to.add(reply_to)
         self._remember(session, issued)
+        session.queue.cancel_waiting(keep_queue=bool(row.arguments.get(KEEP_QUEUE)))
         self._decide(session, issued, arrived_at)
         self._services.tasks.spawn(f"command {row.command_id}", self._carry(session, issued, arrived_at))
 
@@ -103,6 +106,7 @@ class Applying:
         """Stop everything of a session and destroy its seat, without a command; bounded."""
         await _pause_over(session)
         runs = self._runs(session, [run.turn_id for run in _there(session)])
+        session.queue.cancel_waiting(keep_queue=False)
         for run in runs:
             run.stop(reason)
         try:
@@ -112,6 +116,10 @@ class Applying:
         except TimeoutError:
             log.error("the turn of %s has not ended yet", session.session_id)
         await self._empty_seat(session, reason)
+
+    def stop_chain(self, session: Session, reason: StopReason) -> None:
+        """End a paused chain for this reason: a turn resumes it and ends cancelled."""
+        self._resumed(session).stop(reason)
 
     # -- whom it means -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from runner.leases.port import Holder, Note
 from runner.rules import command as rules
 from runner.rules.pool import Key
 from runner.session import views
-from runner.session.applying import KILL_SECONDS, Applying, error_code, mismatch
+from runner.session.applying import KEEP_QUEUE, KILL_SECONDS, Applying, error_code, mismatch
 from runner.session.issued import CLOSED, Ask, Issued, outcome_of, reply_of
 from runner.session.port import Reply
 from runner.session.registry import Registry
@@ -53,6 +53,7 @@ class Commands:
             request.expected_execution_id,
             request.idempotency_key,
             request.wait_seconds,
+            keep_queue=request.queue == "keep",
         )
         return await self._ask(key, ask)
 
@@ -64,6 +65,10 @@ class Commands:
     async def end(self, session: Session) -> None:
         """Stop everything of a session that is being deleted, and destroy its seat."""
         await self._applying.end(session, StopReason.DELETE)
+
+    def stop_chain(self, session: Session, reason: StopReason) -> None:
+        """End a paused chain for this reason."""
+        self._applying.stop_chain(session, reason)
 
     async def view(self, project: str, command_id: str) -> dict[str, Any]:
         """One command of the project; see ``session.port.Sessions.command``."""
@@ -89,7 +94,7 @@ class Commands:
             waiting = asyncio.ensure_future(issued.done.wait())
             await asyncio.wait({waiting}, timeout=ask.wait_seconds)
             waiting.cancel()
-        return reply_of(issued.row, issued.turn_id, issued.came_to)
+        return reply_of(issued.row, issued.turn_id, issued.came_to, issued.cancelled_prompts)
 
     # -- a session that another replica holds ------------------------------------------------------------------------
 
@@ -143,7 +148,7 @@ class Commands:
             turn_id,
             self._services.clock.now_ms() - round(age * 1000),
             ask.idempotency_key,
-            {ON_PLANE: on_plane},
+            {ON_PLANE: on_plane, KEEP_QUEUE: ask.keep_queue},
         )
 
     async def _submit(self, row: CommandRow) -> CommandRow:

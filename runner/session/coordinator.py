@@ -6,24 +6,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
-from runner.errors import RunnerError, turn_in_use
+from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.leases.port import BeatAnswer, Heartbeat, Note
-from runner.rules import admission
 from runner.rules.pool import Key
 from runner.session import lists, views
-from runner.session.admit import Overtaken
 from runner.session.commands import Commands
-from runner.session.effective import Effective, merged
-from runner.session.ending import refused_result
+from runner.session.dispatching import Dispatching
 from runner.session.expiry import Expiry
-from runner.session.handles import DoneHandle, Handle
-from runner.session.history import HistoryReader, cursor_of, prompt_events, record_view
+from runner.session.history import HistoryReader, cursor_of, record_view
 from runner.session.paused import PausedChains
 from runner.session.port import Caller, PromptHandle, Reader, Reply
-from runner.session.prompts import Prompt, content_digest
 from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
@@ -47,6 +43,8 @@ class Coordinator:
         self.commands = Commands(services, registry, self._start)
         self.expiry = Expiry(services, registry, self._chains)
         self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
+        self._dispatching = Dispatching(services, registry, self._start, self._refusal, self._runs.__contains__)
+        registry.attach = self._attach
         self.draining = False
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -77,120 +75,30 @@ class Coordinator:
         self, caller: Caller, session_id: str, request: DispatchRequest, *, keep_on_disconnect: bool = False
     ) -> PromptHandle:
         """See ``session.port.Sessions.dispatch``."""
-        key = self._key(caller, session_id)
-        while True:
-            try:
-                return await self._dispatch(caller, key, request, keep_on_disconnect)
-            except Overtaken:
-                continue
+        return await self._dispatching.dispatch(caller, self._key(caller, session_id), request, keep_on_disconnect)
 
-    async def _dispatch(self, caller: Caller, key: Key, request: DispatchRequest, keep: bool) -> PromptHandle:
-        blocks = request.blocks()
-        digest = content_digest(blocks)
-        session = await self._registry.open(key)
-        if request.prompt_id is not None:
-            known = await self._known(session, request.prompt_id, digest)
-            if known is not None:
-                return known
-            session = self._registry.again(session)
-        if request.turn_id is not None:
-            await self._unused(session, request.turn_id)
-        try:
-            if not self.has_capacity():
-                raise self.at_capacity()
-            session = self._registry.again(session)
-            run = self._new_run(caller, session, request, blocks, digest, keep)
-        except RunnerError:
-            self._registry.forget(session)
-            raise
-        self._start(session, run)
-        return await self._handle(session, run)
+    def _attach(self, session: Session) -> None:
+        """What the session's queue asks for."""
+        session.queue.start = partial(self._dispatching.start, session)
+        session.queue.stop_chain = partial(self.commands.stop_chain, session)
 
-    def _new_run(
-        self,
-        caller: Caller,
-        session: Session,
-        request: DispatchRequest,
-        blocks: list[dict[str, Any]],
-        digest: str,
-        keep: bool,
-    ) -> TurnRun:
-        services = self._services
+    async def revive(self) -> None:
+        """Start prompts that are queued in the store and that nobody runs: an earlier replica had them."""
+        for key in {(row.project, row.session_id) for row in await self._services.store.waiting_prompts()}:
+            known = self._registry.known(key)
+            if known is not None and not known.queue.at_rest:
+                known.queue.wake()
+            elif await self._services.owners.elsewhere(*key) is None and not self.draining:
+                session = await self._registry.find(key)
+                if session is not None and session.ended_at is None:
+                    session.queue.wake()
 
-        def merge(last: Effective) -> Effective:
-            return merged(last, request, self._registry.vault, self._registry.limits)
+    def abort(self, session: Session, prompt_id: str) -> bool:
+        """Abort one prompt of a session that is here."""
+        return session.queue.abort(prompt_id)
 
-        effective = merge(session.effective)
-        if effective is not session.effective or services.pool.live(session.key) is None:
-            services.provisioner.check(effective, caller)
-        prompt = Prompt(
-            prompt_id=request.prompt_id or services.ids.mint("prompt"),
-            digest=digest,
-            content=blocks,
-            created_at=services.clock.now_ms(),
-            position=session.log.end,
-            result=asyncio.get_running_loop().create_future(),
-            keep=keep or request.keep_on_disconnect,
-        )
-        turn_id = request.turn_id or services.ids.mint("turn")
-        if turn_id in self._runs:
-            raise turn_in_use()
-        return TurnRun(services, session, turn_id=turn_id, prompt=prompt, effective=effective, merge=merge)
-
-    async def _handle(self, session: Session, run: TurnRun) -> PromptHandle:
-        assert run.prompt is not None
-        if await asyncio.shield(run.admitted):
-            return Handle(self._services.store, session, run.prompt)
-        error = turn_in_use()
-        result = refused_result(session.session_id, run.prompt.prompt_id, error.as_event())
-        return DoneHandle(run.prompt.prompt_id, None, PromptState.FAILED, result, [], error)
-
-    async def _known(self, session: Session, prompt_id: str, digest: str) -> PromptHandle | None:
-        """A known prompt is attached to without a beat (DESIGN 3.1.1). None only when nothing has come up since."""
-        here, row = self._known_here(session, prompt_id, digest), None
-        if here is None:
-            row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
-            here = self._known_here(session, prompt_id, digest)
-        if here is not None:
-            return (
-                await self._handle(session, here)
-                if isinstance(here, TurnRun)
-                else Handle(self._services.store, session, here)
-            )
-        ended_here = prompt_id in session.prompts
-        if row is None and not ended_here:
-            return None
-        await session.outbox.flush()
-        if ended_here:
-            # What was read before may be older than its ending, or even than its admission.
-            row = await self._services.store.prompt(session.project, session.session_id, prompt_id)
-        if row is None:
-            raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
-        admission.known_prompt(row.digest, digest)
-        if row.result is None and row.state == PromptState.ACTIVE and self._services.owners.shared:
-            await self._services.owners.settle(session.key, row.turn_id)
-            raise Overtaken
-        parts = await prompt_events(self._services.store, session, prompt_id)
-        result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
-        return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)
-
-    @staticmethod
-    def _known_here(session: Session, prompt_id: str, digest: str) -> TurnRun | Prompt | None:
-        """The prompt as it is admitted or runs in this process."""
-        starting = session.starting.get(prompt_id)
-        prompt = starting.prompt if starting is not None else session.prompts.get(prompt_id)
-        if prompt is None:
-            return None
-        admission.known_prompt(prompt.digest, digest)
-        if starting is not None:
-            return starting
-        return prompt if prompt.state is PromptState.ACTIVE or not prompt.result.done() else None
-
-    async def _unused(self, session: Session, turn_id: str) -> None:
-        """A turn that was may never come back; telling a client that the session is busy would be untrue."""
-        if await self._services.store.turn(session.project, session.session_id, turn_id) is not None:
-            self._registry.forget(session)
-            raise RunnerError("invalid_request", "turn_id: this id was used before.", field="turn_id")
+    def _refusal(self) -> RunnerError | None:
+        return None if self.has_capacity() else self.at_capacity()
 
     def at_capacity(self) -> RunnerError:
         """The refusal of a replica that has no room for another turn."""
@@ -349,6 +257,7 @@ class Coordinator:
                 if session.paused is not None and session.paused.live is live:
                     # Cold, until the store says what its new owner made of it; nothing of it is written here any more.
                     session.paused.live = None
+                session.queue.lost()
                 self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
 
     def note(self, note: Note) -> None:

@@ -21,13 +21,17 @@ CLOSED: Final = frozenset(state for state, moves in rules.MOVES.items() if not m
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client asks for; ``arrived_at`` is loop time, ``wait_seconds`` how long its request may wait."""
+    """What a client asks for; ``arrived_at`` is loop time, ``wait_seconds`` how long its request may wait.
+
+    ``keep_queue``: what is queued is not cancelled with what runs.
+    """
 
     kind: CommandKind
     arrived_at: float
     expected: str | None = None
     idempotency_key: str | None = None
     wait_seconds: float = 0.0
+    keep_queue: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +46,7 @@ class Issued:
         written: its outcome went to the store with the ending of a turn.
         keeps_seat: a kill that came too late for the seat that is there now.
         outcome: what it came to, once that is known.
+        cancelled_prompts: what it cancelled in the queue.
         saved: the store was asked to keep it, be it in vain.
         done: nothing is left to do for it.
         reply_to: replicas that wait for its outcome.
@@ -54,6 +59,7 @@ class Issued:
     written: bool = False
     keeps_seat: bool = False
     outcome: CommandOutcome | None = None
+    cancelled_prompts: list[str] = field(default_factory=list)
     saved: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     reply_to: set[str] = field(default_factory=set)
@@ -102,14 +108,16 @@ def rows_of_ending(commands: Sequence[Issued], end: End, at: int) -> list[Comman
     return [replace(row, state=state.value, outcome=outcome.value, finished_at=at) for row in rows]
 
 
-def reply_of(row: CommandRow, turn_id: str | None, outcome: CommandOutcome | None) -> Reply:
+def reply_of(
+    row: CommandRow, turn_id: str | None, outcome: CommandOutcome | None, cancelled_prompts: Sequence[str] = ()
+) -> Reply:
     """What the client is told: 202 while the turn is stopping, 200 when nothing is left to do (DESIGN 4)."""
     stopping = outcome is None
     body: dict[str, Any] = {
         "command_id": row.command_id,
         "state": (SessionState.STOPPING if stopping else SessionState.IDLE).value,
         "turn_id": turn_id,
-        "cancelled_prompts": [],
+        "cancelled_prompts": list(cancelled_prompts),
         "outcome": outcome.value if outcome is not None else None,
     }
     return Reply(202 if stopping else 200, body)

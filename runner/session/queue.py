@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("runner.session")
 
-CONTEXT_BLOCKS_MAX: Final = 1000
+RETRY_SECONDS: Final = 1.0
 OUTCOMES: Final = {
     rules.Token.ABSORBED: Outcome.ABSORBED,
     rules.Token.CANCELLED: Outcome.CANCELLED,
@@ -207,13 +207,18 @@ class Queue:
         if self.rules.paused:
             self.perform(self.rules.chain_ended(move))
 
-    def not_started(self, prompt: Prompt | None = None) -> None:
-        """The turn on its way was refused or could not be admitted; ``prompt``: nobody has stored it."""
+    def not_started(self) -> None:
+        """The turn on its way was refused or could not be admitted: what nobody has stored yet was never here.
+
+        What is stored waits on, and is tried again after a while.
+        """
         self.run = None
-        if prompt is not None:
+        unsaved = [prompt for prompt in self.batch if not prompt.stored]
+        self.perform(self.rules.not_started())
+        for prompt in unsaved:
             self.forget(prompt)
-        else:
-            self.perform(self.rules.not_started())
+        if self.waits:
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.wake)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 

@@ -190,6 +190,8 @@ class TurnRun:
         except Exception as error:
             self._not_admitted(error)
             return
+        if not admitted and self._turn.resumes is None:
+            self._turn.session.queue.not_started()
         self.admitted.set_result(admitted)
         if not admitted:
             return
@@ -208,6 +210,8 @@ class TurnRun:
         if not isinstance(error, (RunnerError, Overtaken)):
             log.error("turn %s could not be admitted", self.turn_id, exc_info=error)
             error = RunnerError("internal", "The runner failed before the turn was admitted.")
+        if self._turn.resumes is None:
+            self._turn.session.queue.not_started()
         if not self.admitted.done():
             self.admitted.set_exception(error)
             self.admitted.exception()
@@ -338,6 +342,8 @@ class TurnRun:
         session.current = None
         if end.outcome is Outcome.PAUSED:
             session.queue.turn_paused(self.prompt)
+        elif end.label is StopReason.LEASE_LOST:
+            session.queue.lost()
         else:
             move = Move.CANCEL if turn.given_back else move_of(end, turn.machine.frame_sent or turn.resumes is not None)
             session.queue.turn_over(move, self.turn_id if turn.hands_over else None, end.error)
