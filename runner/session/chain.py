@@ -121,6 +121,7 @@ def _prompt(session: Session, row: PromptRow) -> Prompt:
         result=result,
         turn_id=row.turn_id,
     )
+    prompt.ready.set()
     session.remember(prompt)
     return prompt
 

@@ -33,7 +33,8 @@ async def close_turn(turn: TurnContext, end: End) -> dict[str, Any]:
     session.presence.turn_over()
     result = await _make_durable(turn, end)
     turn.given_back = returns(turn, end)
-    turn.hands_over = end.outcome is not Outcome.PAUSED and session.queue.waits
+    goes_on = end.outcome is not Outcome.PAUSED and end.label not in GIVEN_UP
+    turn.hands_over = goes_on and session.queue.waits_behind(turn.batch)
     _place_seat(turn, end, _seat_after(turn, end, kept))
     session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)
     if not turn.hands_over:

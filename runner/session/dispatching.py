@@ -67,6 +67,14 @@ class Dispatching:
         if known is not None:
             return known
         try:
+            return await self._prepared(caller, session, request, prompt)
+        finally:
+            prompt.ready.set()
+
+    async def _prepared(
+        self, caller: Caller, session: Session, request: DispatchRequest, prompt: Prompt
+    ) -> PromptHandle:
+        try:
             handle = await self._known(session, prompt) if request.prompt_id is not None else None
             session = self._registry.again(session)
             if handle is None and request.turn_id is not None:
@@ -74,10 +82,13 @@ class Dispatching:
             if handle is None and prompt.state is not PromptState.CANCELLED:
                 return await self._admitted(caller, self._registry.again(session), request, prompt)
         except BaseException:
-            session.queue.forget(prompt)
+            if not prompt.seq:
+                session.queue.forget(prompt)
             self._registry.forget(session)
             raise
         session.queue.forget(prompt)
+        if handle is None and request.on_busy == "reject" and not session.queue.free:
+            return self._refused(session, prompt)
         return handle or await self._cancelled(prompt)
 
     def _prompt(self, session: Session, request: DispatchRequest, keep: bool) -> Prompt:
@@ -105,9 +116,9 @@ class Dispatching:
             session.queue.register(prompt)
             return None
         admission.known_prompt(here.digest, prompt.digest)
-        run = session.starting.get(here.prompt_id)
-        if run is not None:
-            return await self._handle(session, run, here)
+        await here.ready.wait()
+        if session.queue.prompts.get(prompt.prompt_id) is not here:
+            raise Overtaken
         return Handle(self._services.store, session, here)
 
     async def _admitted(
@@ -132,21 +143,21 @@ class Dispatching:
         if request.on_busy == "reject":
             queue.wake()
             return self._refused(session, prompt)
-        return await self._queued(session, request, prompt, effective)
+        queue.check_room(self._services.settings.prompts.max_queued)
+        prompt.seq = queue.number()
+        saving = self._queued(session, request, prompt, effective)
+        return await asyncio.shield(self._services.tasks.spawn(f"queue {prompt.prompt_id}", saving))
 
     async def _queued(
         self, session: Session, request: DispatchRequest, prompt: Prompt, effective: Effective
     ) -> PromptHandle:
-        """Saved before it is acknowledged (DESIGN 3.6).
+        """Saved before it is acknowledged, whether or not its client stays (DESIGN 3.6).
 
         Raises:
-            RunnerError: ``queue_full``, ``store_unavailable``.
+            RunnerError: ``store_unavailable``.
         """
-        queue, limit = session.queue, self._services.settings.prompts.max_queued
-        if len(queue.view()) > limit:
-            queue.forget(prompt)
-            raise RunnerError("queue_full", f"{limit} prompts wait in this session already.", retry_after=1)
-        prompt.seq, prompt.state, prompt.position = queue.number(), PromptState.QUEUED, session.log.end
+        queue = session.queue
+        prompt.state, prompt.position = PromptState.QUEUED, session.log.end
         prompt.since = (session.head.epoch, session.head.n)
         prompt.options = {"on_busy": request.on_busy, "keep": prompt.keep, "config": effective.config}
         async with session.outbox.writing:

@@ -30,6 +30,7 @@ class Prompt:
         merge: its configuration over the session's.
         stored: its row is written, or is being written.
         told: its ending was told.
+        ready: what became of its dispatch is known.
     """
 
     prompt_id: str
@@ -47,6 +48,7 @@ class Prompt:
     merge: Callable[[Effective], Effective] = lambda last: last
     stored: bool = False
     told: bool = False
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Presence:

@@ -66,6 +66,11 @@ class Queue:
         """Whether a prompt is queued: it starts when the running turn ends."""
         return bool(self.rules.queue)
 
+    def waits_behind(self, batch: Iterable[Prompt]) -> bool:
+        """Whether a prompt waits that the ending turn has not read."""
+        read = {prompt.prompt_id for prompt in batch}
+        return any(name not in read for name in self.rules.queue)
+
     @property
     def free(self) -> bool:
         """Whether a prompt would start now; a paused chain may have to give way."""
@@ -86,6 +91,16 @@ class Queue:
                 position = self.rules.queue.index(name) + 1 if name in self.rules.queue else None
                 shown.append({"prompt_id": name, "state": state.value, "position": position})
         return shown
+
+    def check_room(self, most: int) -> None:
+        """Refuse what would wait behind ``most`` others.
+
+        Raises:
+            RunnerError: ``queue_full``.
+        """
+        waiting = sum(state in rules.WAITING for state in self.rules.tokens.values()) - len(self.rules.batch.prompt_ids)
+        if waiting > most:
+            raise RunnerError("queue_full", f"{most} prompts wait in this session already.", retry_after=1)
 
     def number(self) -> int:
         """The next place in the order of admission; milliseconds, so that it goes on behind a restart."""
@@ -180,7 +195,7 @@ class Queue:
         """Another replica has the session: what waited here waits there."""
         error = RunnerError("owned_elsewhere", "Another replica has taken the session; ask again.", retry_after=1)
         for prompt in self.prompts.values():
-            if not prompt.result.done():
+            if not prompt.told and not prompt.result.done():
                 result = result_outside_of_turns(
                     self._session.session_id, prompt.prompt_id, Outcome.FAILED, error=error
                 )
@@ -253,6 +268,10 @@ class Queue:
         elif self.rules.paused:
             self.stop_chain(reason)
 
+    @property
+    def _sends_something(self) -> bool:
+        return any(self.rules.tokens.get(name) is rules.Token.QUEUED for name in self.rules.batch.prompt_ids)
+
     def _idle(self) -> None:
         session = self._session
         if session.busy:
@@ -266,6 +285,9 @@ class Queue:
             return
         session = self._session
         prompt.state = PromptState(ended.state.value)
+        if self.run is not None and prompt is self.run.prompt and not self._sends_something:
+            # Its turn has nothing left to send: that tells the ending, and has the result.
+            return
         outcome = OUTCOMES.get(ended.state, Outcome.COMPLETED)
         turn_id = session.current.turn_id if ended.absorbed_by is not None and session.current is not None else None
         if outcome is Outcome.FAILED and error is None:

@@ -203,7 +203,7 @@ class Registry:
         def merge(last: Effective) -> Effective:
             return restored(row.options.get("config", last.config), self.vault, self.limits)
 
-        return Prompt(
+        prompt = Prompt(
             prompt_id=row.prompt_id,
             digest=row.digest,
             content=row.content,
@@ -217,6 +217,8 @@ class Registry:
             merge=merge,
             stored=True,
         )
+        prompt.ready.set()
+        return prompt
 
     def _add(self, row: SessionRow) -> Session:
         self._let_go()

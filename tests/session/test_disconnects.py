@@ -97,6 +97,7 @@ async def test_a_disconnect_at_a_beat_case_h8(bed: Bed, phase: str) -> None:
     if phase == "running":
         await check_turn_without_reader(bed, admitted=True)
     else:
+        await asyncio.sleep(0.1)
         assert (await bed.turn(nth=2))["start"] == "hit"
 
 

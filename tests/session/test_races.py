@@ -249,27 +249,6 @@ async def test_a_new_session_whose_first_dispatch_fails_is_still_one_session(bed
     await check(bed, ["cancelled"])
 
 
-async def test_a_slow_beat_does_not_bring_an_older_configuration_back(bed: Bed) -> None:
-    plane: Any = bed.replica.plane
-    await bed.turn()
-    gate = plane.gates["running"] = Gate()
-    slow = asyncio.create_task(bed.dispatch(prompt="slow", permissions={"default": "deny"}, keep_on_disconnect=True))
-    await gate.reached.wait()
-    del plane.gates["running"]
-    quick = await bed.dispatch(prompt="quick", env={"A": "1"}, keep_on_disconnect=True)
-    agent = await bed.agent(2)
-    await agent.finish()
-    assert (await quick.result())["reason"] == "changed:env"
-    gate.open()
-    handle = await slow
-    frame = await agent.prompt(2)
-    agent.ask(1)
-    assert (await agent.answered(1))["result"]["outcome"]["optionId"] == "no", "and its own fields count"
-    agent.answer(frame)
-    assert (await handle.result())["start"] == "hit"
-    assert (await bed.turn(agents=2, nth=3))["start"] == "hit"
-
-
 async def test_a_retry_that_read_an_older_row_attaches_all_the_same_case_b5(bed: Bed) -> None:
     """The whole turn happens between the moment in which the store was read and the one in which it answers."""
     await bed.turn()
