@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.store.port import Appended, CommandRow
 from runner.store.spool import SpooledStore
 from runner.store.spool_file import SpoolFile
+from runner.store.spooling import hand_in
 from tests.plane.remote import Remote
 from tests.store.rows import admission, ended, ending, prompt, question, record, session, turn
 from tests.virtual_time import LoopClock
@@ -393,6 +394,38 @@ async def test_what_was_spooled_for_one_store_is_not_given_to_another(tmp_path: 
     other.store_id = "store_other"
     error = await unavailable(SpooledStore.open(other, tmp_path / "spool", LoopClock()))
     assert "store_remote" in error.message
+
+
+async def test_a_spool_is_handed_in_only_for_the_dead_and_to_its_own_store(tmp_path: Path):
+    replica = Replica(Remote(), tmp_path / "spool")
+    store = await replica.open()
+    await store.admit(admission())
+    replica.remote.unavailable = True
+    await store.append([record(1)])
+    heir, clock = replica.remote, LoopClock()
+    assert await hand_in(tmp_path / "spool", heir, clock) == 0, "its owner lives"
+    assert await hand_in(tmp_path / "none", heir, clock) == 0
+    assert not (tmp_path / "none").exists()
+    await store.close()
+    other = Remote()
+    other.store_id = "store_other"
+    assert await hand_in(tmp_path / "spool", other, clock) == 0
+    await unavailable(hand_in(tmp_path / "spool", heir, clock))
+    heir.unavailable = False
+    assert await hand_in(tmp_path / "spool", heir, clock) == 1
+    assert await heir.records("p", "s", None, 10) == [record(1)]
+    assert await hand_in(tmp_path / "spool", heir, clock) == 0
+
+
+async def test_a_spool_in_use_is_waited_for_and_then_refused(tmp_path: Path):
+    held = await SpoolFile.open(tmp_path / "spool")
+    second = asyncio.create_task(SpoolFile.open(tmp_path / "spool"))
+    await asyncio.sleep(3)
+    await held.close()
+    held = await second
+    error = await unavailable(SpoolFile.open(tmp_path / "spool"))
+    assert "another process" in error.message
+    await held.close()
 
 
 @pytest.mark.parametrize("content", [b"no database at all, but long enough to be looked at", b""])
