@@ -159,7 +159,7 @@ class Registry:
         last = await self._store.last_turn(*session.key)
         head_epoch, head_n = await newest_cursor(self._store, row)
         self._take_last(self._renewed(session, replace(row, head_epoch=head_epoch, head_n=head_n), last), last)
-        await self._take_chain(session, last)
+        await self._take_chain(session, last, granted=True)
         if session.ended_at is not None:
             raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
 
@@ -171,12 +171,18 @@ class Registry:
         session.last_turn = LastTurn.of(last)
         session.unfinished = last if last is not None and last.outcome is None else None
 
-    async def _take_chain(self, session: Session, last: TurnRow | None) -> None:
-        """A chain without a seat waits in the store; the same one stays the same object, with what the store says."""
+    async def _take_chain(self, session: Session, last: TurnRow | None, *, granted: bool = False) -> None:
+        """A chain without a seat waits in the store; the same one stays the same object, with what the store says.
+
+        Unless the session was just ``granted`` to this replica, a turn of its own may overtake the reading.
+        """
         known = session.paused
         if known is not None and known.live is not None:
             return
-        found, session.stale = await chain.load(self._store, session, last)
+        found, stale = await chain.load(self._store, session, last)
+        if session.paused is not known or (self.holds(session.key) and not granted):
+            return
+        session.stale = stale
         if found is not None and known is not None and known.turn_id == found.turn_id:
             known.questions, known.tools = found.questions, found.tools
         else:
