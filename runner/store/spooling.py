@@ -33,12 +33,17 @@ OnRejected = Callable[[str, str, str], None]
 async def hand_in(path: Path, store: Store, clock: Clock) -> int:
     """Write what waits in the spool of a dead process to the store, in its place; how many writes that were.
 
-    Nothing is done where there is no such file, or its process lives again: then it replays by itself.
+    Nothing is done where there is no such file, where it cannot be read, or where its process lives again: then it
+    replays by itself.
 
     Raises:
         RunnerError: ``store_unavailable``: some of it waits on.
     """
-    file = await SpoolFile.open_if_free(path)
+    try:
+        file = await SpoolFile.open_if_free(path)
+    except RunnerError as error:
+        log.error("what a dead runner left cannot be handed in: %s", error.message)
+        return 0
     if file is None:
         return 0
     try:
