@@ -598,11 +598,12 @@ async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed
     row = await bed.store.interaction("p", question)
     left = dataclasses.replace(row, interaction_id="int_left", status="pending", answer=None)
     answered = dataclasses.replace(left, interaction_id="int_given", status="answered", answer={"decision": "allow"})
-    await bed.store.append([], [left, answered])
+    for given in (left, answered):
+        bed.store._save_interaction(given)
     again = await Bed.make(store=await crash(bed), replica_id="rep_2")
     rows = {name: item["status"] for name, item in (await questions_of(again)).items()}
     assert rows["int_left"] == "expired", "a boot closes what nobody waits for"
-    await again.store.append([], [dataclasses.replace(left, interaction_id="int_late")])
+    again.store._save_interaction(dataclasses.replace(left, interaction_id="int_late"))
     again.sessions._registry._sessions.clear()
     assert (await again.turn())["ok"] is True
     closed = [e["data"]["interaction_id"] for e in await again.history() if e["type"] == "interaction_closed"]
