@@ -268,7 +268,8 @@ async def test_reads_of_a_waiting_session_answer_from_what_waits_or_not_at_all(r
         store.paused_turns(),
         store.open_commands(),
         store.answer_interaction(question(status="answered"), "pending"),
-        store.submit_command(CommandRow("p", "s", "c", "cancel", "pending", "t1", 1)),
+        store.submit_command(CommandRow("p", "s9", "c", "cancel", "pending", "t9", 1)),
+        store.settle_command("p", "c", "applied", "stopped", 1),
         store.delete_session_content("p", "s"),
     ):
         await unavailable(unknown)
@@ -469,6 +470,23 @@ async def test_a_late_record_is_kept_for_good_although_the_store_is_away(replica
     remote.unavailable = False
     await replica.drained()
     assert [row.reason for _, row in await store.quarantined("p", 10)] == ["ended_otherwise"]
+
+
+async def test_a_stop_in_an_outage_is_kept_and_settled_with_its_turn(replica: Replica):
+    store, remote = replica.store, replica.remote
+    await store.admit(admission())
+    remote.unavailable = True
+    row = CommandRow("p", "s", "c1", "cancel", "claimed", "t1", 5, claimed_by="r1", claimed_until=99)
+    assert await store.submit_command(row) == row
+    await unavailable(store.submit_command(replace(row, command_id="c2", turn_id="t7")))
+    settled = replace(row, state="applied", outcome="stopped", finished_at=9)
+    await store.end(ending(turn(), "cancelled", commands=[settled]))
+    assert await store.session("p", "s") == session(at=2000)
+    remote.unavailable = False
+    await replica.drained()
+    stored = await store.command("p", "c1")
+    assert stored is not None and (stored.state, stored.outcome) == ("applied", "stopped")
+    assert await store.open_commands() == []
 
 
 async def test_a_caller_that_fails_on_a_rejection_stops_nothing(tmp_path: Path):
