@@ -14,9 +14,10 @@ from runner.rules.interaction import Cause
 from runner.rules.unfinished import READ, unfinished
 from runner.session.history import pages
 from runner.session.prompts import Prompt
+from runner.session.reconcile import WAITING
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow, PromptRow, Store, TurnRow
-from runner.terms import EventType, InteractionStatus, Outcome, PromptState
+from runner.terms import EventType, InteractionStatus, PromptState
 from runner.turn.journal import Journal
 
 CONTINUE: Final = (
@@ -91,12 +92,12 @@ def cold(
 
     Args:
         session: whose chain; it learns of the prompt.
-        turn: its newest turn.
+        turn: its newest turn: paused, or lost before it had sent anything.
         prompt: the turn's prompt.
         interactions: the session's.
         tools: calls that the records leave open.
     """
-    if turn.outcome != Outcome.PAUSED or (prompt is not None and prompt.state != PromptState.ACTIVE):
+    if turn.outcome not in WAITING or (prompt is not None and prompt.state != PromptState.ACTIVE):
         return None
     questions = {row.interaction_id: row for row in interactions if row.status in OPEN}
     if prompt is None and not questions:
@@ -135,7 +136,7 @@ async def load(store: Store, session: Session, turn: TurnRow | None) -> tuple[Pa
     """
     if turn is None or turn.outcome is None:
         return None, []
-    paused = await _cold(store, session, turn) if turn.outcome == Outcome.PAUSED else None
+    paused = await _cold(store, session, turn) if turn.outcome in WAITING else None
     pending = await store.interactions(session.project, session.session_id, InteractionStatus.PENDING)
     held = paused.questions if paused is not None else {}
     return paused, [row for row in pending if row.interaction_id not in held]

@@ -12,6 +12,7 @@ from runner.interactions import desk
 from runner.rules import turn as rules
 from runner.rules.interaction import Cause
 from runner.rules.limits import SENTENCES
+from runner.rules.unfinished import CHAIN_RESUMED
 from runner.session import chain
 from runner.session.admit import Overtaken, admit
 from runner.session.closing import close_turn
@@ -255,12 +256,13 @@ class TurnRun:
             self._answerable.set_result(None)
         blocks = None if turn.reclaimed else self._blocks()
         try:
-            return await driver.run(blocks, self._claimed)
+            end = await driver.run(blocks, self._claimed)
         finally:
             turn.closed += driver.questions.closed
             turn.times.first_update = driver.first_update_at
-            if live.loaded and driver.first_update_at is not None:
-                turn.resume_worked(live)
+        if isinstance(end, rules.End) and end.settled and end.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
+            turn.agent_answered(live)
+        return end
 
     def _total_alarm(self) -> asyncio.TimerHandle | None:
         """The total limit counts from the dispatch; the driver only minds it once the agent is there."""
@@ -286,13 +288,13 @@ class TurnRun:
     def _claimed(self) -> None:
         turn, session = self._turn, self._turn.session
         if turn.resumes is not None:
-            turn.journal.event(EventType.NOTICE, {"kind": "chain_resumed", "start": turn.start})
+            turn.journal.event(EventType.NOTICE, {"kind": CHAIN_RESUMED, "start": turn.start})
         elif self.prompt is not None and not self._said:
             turn.journal.event(EventType.USER_MESSAGE, {"content": self.prompt.content})
         self._said = True
         news = turn.remember_agent()
-        if not session.agent_state.get("has_context"):
-            # The first frame of a session is known at once: what a killed runner leaves must tell of it.
+            # The first frame of a session or of a cold chain is known at once: what a killed runner leaves tells of it.
+            # The first frame of a session, or of a cold chain, is known at once: what a killed runner leaves tells of it.
             session.outbox.flush_soon()
         if news:
             turn.services.tasks.spawn(f"agent of {self.turn_id}", turn.save_agent())

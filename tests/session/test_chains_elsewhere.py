@@ -212,19 +212,30 @@ async def test_a_cold_chain_expires_once_whoever_sweeps(several: Several) -> Non
     assert [item["status"] for item in (await one.sessions.interactions(CALLER, "s", None))["items"]] == ["expired"]
 
 
-async def test_an_answer_that_died_with_its_replica_can_be_given_again_case_f2(several: Several) -> None:
+@pytest.mark.parametrize("sent", [False, True])
+async def test_an_answer_that_died_with_its_replica_case_f2(several: Several, sent: bool) -> None:
+    """Before the new agent had anything the answer comes back; behind that nobody knows what it did."""
     one, two = await several.replica("a"), await several.replica("b")
     agent, [question] = await paused(one)
     agent.exit(3)
     await asyncio.sleep(1)
-    one.provider.start_gate = asyncio.Event()
+    if not sent:
+        one.provider.start_gate = asyncio.Event()
     answering = asyncio.create_task(one.answer(question, decision="allow"))
+    if sent:
+        await (await one.agent(2)).prompt()
     await asyncio.sleep(1)
     await several.kill("a")
     answering.cancel()
-    await asyncio.sleep(16)
-    found = (await two.sessions.interactions(CALLER, "s", None))["items"]
-    events = await two.history()
-    assert outcomes(events) == ["paused", "lost"], "its turn was admitted and lost"
-    assert [item["status"] for item in found] == ["expired"]
-    assert await two.state() == "idle"
+    await asyncio.sleep(3)
+    assert outcomes(await two.history()) == ["paused", "lost"]
+    [item] = (await two.sessions.interactions(CALLER, "s", None))["items"]
+    if sent:
+        assert (item["status"], await two.state()) == ("expired", "idle")
+        return
+    assert item["status"] == "pending"
+    assert "runner stopped" in item["last_error"]
+    assert (await two.sessions.view(CALLER, "s"))["open_interactions"] == [question]
+    assert (await two.sessions.sessions(CALLER, 5, None))["items"][0]["state"] == "awaiting_approval"
+    await goes_on(two, asyncio.create_task(two.answer(question, decision="deny")))
+    await assert_over(several, ["paused", "lost", "completed"])
