@@ -293,8 +293,8 @@ class TurnRun:
             turn.journal.event(EventType.USER_MESSAGE, {"content": self.prompt.content})
         self._said = True
         news = turn.remember_agent()
+        if turn.resumes is not None or not session.agent_state.get("has_context"):
             # The first frame of a session or of a cold chain is known at once: what a killed runner leaves tells of it.
-            # The first frame of a session, or of a cold chain, is known at once: what a killed runner leaves tells of it.
             session.outbox.flush_soon()
         if news:
             turn.services.tasks.spawn(f"agent of {self.turn_id}", turn.save_agent())
