@@ -97,6 +97,9 @@ class World:
                 self._retry()
             case "stop":
                 self._client(self.stop(session_id, "cancel", self._expected(session_id)))
+                if self.chance.often(0.2):
+                    await asyncio.sleep(self.chance.pick((0.0, 0.02, 0.4, 2.03, 2.1)))
+                    self._client(self.stop(session_id, "kill", None))
             case "kill":
                 self._client(self.stop(session_id, "kill", None))
             case "answer":
@@ -177,6 +180,8 @@ class World:
         """A client that sends a prompt and reads its stream, or leaves early."""
         text = f"[{row.token}] do it"
         fields = {"prompt": text, "prompt_id": row.prompt_id, "keep_on_disconnect": self.chance.often(0.3)}
+        if self.chance.often(0.1):
+            fields["limits"] = {"total_seconds": self.chance.pick((1, 3, 30))}
         if self.chance.often(0.06):
             fields["env"] = {"A": row.token}
         request = DispatchRequest.model_validate(fields)
@@ -254,13 +259,14 @@ class World:
     # -- trouble -----------------------------------------------------------------------------------------------------
 
     def _trouble(self, kind: str, node: Node) -> None:
-        if not node.up or node.frozen:
+        if not node.up or node.frozen or node.leaving:
             return
         match kind:
             case "crash":
                 node.crash()
                 self._repair(self.chance.pick((0.1, 3.0, 40.0)), node.start)
             case "drain":
+                node.leaving = True
                 self._repair(0.0, lambda: self._again(node))
             case "freeze":
                 node.freeze()
@@ -328,9 +334,10 @@ class World:
             await asyncio.sleep(1.0)
 
     async def next_messages(self) -> None:
-        """The next message of every session succeeds, at whichever replica it arrives."""
+        """The next message of every session succeeds wherever it arrives, at the latest when it is sent again."""
         waiting = [session_id for session_id in self.session_ids if session_id not in self.ledger.deleted]
-        for _ in range(3 * len(waiting)):
+        again: set[str] = set()
+        for _ in range(4 * len(waiting)):
             if not waiting:
                 return
             session_id = waiting.pop(0)
@@ -340,6 +347,10 @@ class World:
             client = asyncio.create_task(self.dispatch(row))
             await self._settle([client])
             await client
+            if row.answer in ("refused", "error:plane_unavailable") and session_id not in again:
+                again.add(session_id)
+                waiting.append(session_id)
+                continue
             assert row.answer == "accepted", f"the next message of {session_id} was {row.answer}"
             assert row.result is not None
             if not row.result["ok"]:
