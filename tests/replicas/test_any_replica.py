@@ -69,6 +69,10 @@ async def test_dispatch_here_and_follow_everywhere(cluster: Cluster, sessions: S
     await gate.reached()
     following = Following(session)
     await following.until("message_delta")
+    for door in cluster.doors:
+        listed = (await session.at(door).sessions())["items"]
+        (mine,) = [item for item in listed if item["session_id"] == session.session]
+        assert (mine["state"], mine["running_turn"]) == ("running", (await turn.event("turn_admitted"))["turn_id"])
     gate.open()
     result = await turn.result()
     assert (result["ok"], result["text"]) == (True, "one two")
