@@ -196,7 +196,8 @@ class TurnRun:
             self.machine.phase = TurnPhase.ENDED
         self._pausing = end.outcome is Outcome.PAUSED
         self._no_card_left(end)
-        result = await close_turn(self._turn, end)
+        end, result = await close_turn(self._turn, end)
+        self._pausing = end.outcome is Outcome.PAUSED
         self._over(end, result)
 
     def _not_admitted(self, error: Exception) -> None:
