@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,14 @@ from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.leases.memory import MemoryLeasePlane
-from runner.leases.port import LeasePlane
+from runner.leases.port import LeasePlane, ReplicaInfo
+from runner.sandbox.statelock import state_dir_of
 from runner.store.port import Store
 from runner.store.sqlite import SqliteStore
 
+log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
+SPOOL: Final = "spool.sqlite3"
 
 
 def is_http(settings: Settings) -> bool:
@@ -78,7 +82,7 @@ async def open_store(settings: Settings, state_dir: Path, clock: Clock, spooling
     from runner.store.http import HttpStore
     from runner.store.spool import SpooledStore
 
-    spool = state_dir / "spool.sqlite3"
+    spool = state_dir / SPOOL
     known_id = await SpooledStore.known_id(spool)
     remote = await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
     return await SpooledStore.open(
@@ -89,6 +93,20 @@ async def open_store(settings: Settings, state_dir: Path, clock: Clock, spooling
         granted=spooling.granted,
         on_rejected=spooling.on_rejected,
     )
+
+
+async def hand_in_spool(dead: ReplicaInfo, store: Store, clock: Clock) -> None:
+    """Write to the store what a dead replica of this machine had accepted while the store was away.
+
+    Raises:
+        RunnerError: ``store_unavailable``.
+    """
+    if dead.lock is not None:
+        from runner.store.spooling import hand_in
+
+        count = await hand_in(state_dir_of(Path(dead.lock)) / SPOOL, store, clock)
+        if count:
+            log.warning("%d writes of the dead replica %s were handed in", count, dead.replica_id)
 
 
 def runner_tokens(settings: Settings) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
+from runner.assembly.choices import hand_in_spool
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -115,6 +116,7 @@ async def build(
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale)
     provisioner = _provisioner(settings, state_dir, providers, clock)
+    me = me_of(settings, state_dir, replica_id, clock)
     services = Services(
         replica_id=replica_id,
         clock=clock,
@@ -128,22 +130,35 @@ async def build(
         stories=stories,
         windows={name: windows_of(settings, name) for name in providers},
         on_paused=calls.paused,
-        owners=Owners(
-            me_of(settings, state_dir, replica_id, clock),
-            plane,
-            store,
-            clock,
-            holds=registry.holds,
-            proven_dead=proven_dead or proven_by_lock,
-            lost_after_seconds=settings.records.lost_after_seconds,
-            answer_seconds=settings.leases.beat_timeout_seconds,
-        ),
+        owners=_owners(settings, me, plane, store, clock, registry, proven_dead or proven_by_lock),
         reload=registry.reload,
     )
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers)
     await _take_part(replica)
     return replica
+
+
+def _owners(
+    settings: Settings,
+    me: ReplicaInfo,
+    plane: LeasePlane,
+    store: Store,
+    clock: Clock,
+    registry: Registry,
+    proven_dead: Callable[[ReplicaInfo], bool],
+) -> Owners:
+    return Owners(
+        me,
+        plane,
+        store,
+        clock,
+        holds=registry.holds,
+        proven_dead=proven_dead,
+        hand_in=lambda dead: hand_in_spool(dead, store, clock),
+        lost_after_seconds=settings.records.lost_after_seconds,
+        answer_seconds=settings.leases.beat_timeout_seconds,
+    )
 
 
 async def _take_part(replica: Replica) -> None:

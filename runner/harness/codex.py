@@ -135,6 +135,7 @@ SPEC: Final = HarnessSpec(
     install=INSTALL,
     min_start_seconds=15.0,
     resume="resume",
+    minted_input=frozenset({"call_id", "turn_id", "started_at_ms"}),
     quirks=frozenset(
         {
             DENIAL_CANCELS_TURN,

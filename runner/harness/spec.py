@@ -127,6 +127,8 @@ class HarnessSpec:
         min_start_seconds: a start gets at least this long, whatever the configuration says.
         resume: how it was seen to go on with the agent session of a killed process, its history in the next model
             request; measured, not what it advertises (case M6).
+        minted_input: members of a tool call's raw input that are made anew for each call; an approval is not bound to
+            them, for the same call asked again has others.
         quirks: measured odd manners.
         prepare: makes the files and variables of one start; must not do I/O.
         login: how to get credentials.
@@ -148,6 +150,7 @@ class HarnessSpec:
     start_mode: str | None = None
     min_start_seconds: float = 0.0
     resume: Proven = "none"
+    minted_input: frozenset[str] = frozenset()
     quirks: frozenset[str] = frozenset()
     prepare: Callable[[LaunchContext], Prepared] = no_preparation
     login: Login | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -136,10 +136,15 @@ def denies(of: Offer, given: permission.Reply) -> bool:
     return permission.denies(of.options, given.result["outcome"]["optionId"])
 
 
-def binding(item: Asked, tool_call: Mapping[str, Any] | None, redact: Callable[[Any], Any]) -> str:
-    """The exact question that an answer covers (DESIGN 3.8), of what a human is shown of it."""
+def binding(
+    item: Asked, tool_call: Mapping[str, Any] | None, redact: Callable[[Any], Any], minted: Collection[str] = ()
+) -> str:
+    """The exact question that an answer covers (DESIGN 3.8), of what a human is shown of it.
+
+    ``minted``: see ``rules.interaction.binding``.
+    """
     if isinstance(item, PermissionAsked):
-        return interaction.binding(redact(dict(tool_call or {})))
+        return interaction.binding(redact(dict(tool_call or {})), minted)
     return interaction.form_binding(redact(_form(item.params)))
 
 
@@ -154,6 +159,7 @@ def question(
     generation: int,
     redact: Callable[[Any], Any],
     now_ms: int,
+    minted: Collection[str] = (),
 ) -> InteractionRow:
     """A new pending interaction.
 
@@ -164,7 +170,7 @@ def question(
         "tool_call": redact(dict(tool_call)) if tool_call is not None else None,
         "options": [],
         "generation": generation,
-        "binding": binding(item, tool_call, redact),
+        "binding": binding(item, tool_call, redact, minted),
     }
     if isinstance(item, PermissionAsked):
         request["options"] = [

@@ -143,9 +143,8 @@ class Heartbeats:
         if held is not None and beat.turn_id in held.given_up:
             held.given_up.remove(beat.turn_id)
         self._told("unfenced", beat, answer)
-        self._enter(key, beat, answer, now, now + self._retry_seconds, inf).beat = replace(
-            beat, epoch=epoch, started_at=at
-        )
+        entry = self._enter(key, beat, answer, now, now + self._retry_seconds, inf)
+        entry.beat = replace(beat, epoch=epoch, started_at=at)
         return answer
 
     async def give_back(self, beat: Heartbeat) -> None:
@@ -163,7 +162,8 @@ class Heartbeats:
             if orphan is not None:
                 self._tell_lost(orphan, LAPSED)
             return
-        former.granted_at, former.lease_seconds = held.granted_at, held.lease_seconds
+        if held.lease_seconds != inf:
+            former.granted_at, former.lease_seconds = held.granted_at, held.lease_seconds
         former.given_up.append(beat.turn_id)
         former.due, former.in_flight = self._clock.monotonic(), True
         self._held[key] = former
@@ -197,8 +197,8 @@ class Heartbeats:
         try:
             answer = await self._line.beat(beat)
         except (RunnerError, asyncio.CancelledError) as error:
-            if beat.phase == "ended" and not self._closed:
-                _ = self._tasks.spawn(f"end:{beat.turn_id}", self._retry_end(beat))
+            if beat.phase == "ended":
+                self._end_behind(beat)
             if isinstance(error, RunnerError):
                 self._told("unanswered", beat, None)
                 return None
@@ -237,7 +237,7 @@ class Heartbeats:
         """A first beat had no answer: what it may have taken goes back to the chain or seat that stood, or is ended."""
         held = self._held.get(key)
         if held is None or held.beat.phase == "running":
-            _ = self._tasks.spawn(f"give-back:{beat.turn_id}", self._retry_end(_ended(beat)))
+            self._end_behind(_ended(beat))
             return
         held.given_up = [*held.given_up, beat.turn_id][-GIVEN_UP_KEPT:]
         held.due = self._clock.monotonic()
@@ -245,8 +245,11 @@ class Heartbeats:
 
     def _end_given_up(self, held: Held) -> None:
         for turn_id in held.given_up:
-            beat = _ended(replace(held.beat, turn_id=turn_id, epoch=0))
-            _ = self._tasks.spawn(f"give-back:{turn_id}", self._retry_end(beat))
+            self._end_behind(_ended(replace(held.beat, turn_id=turn_id, epoch=0)))
+
+    def _end_behind(self, beat: Heartbeat) -> None:
+        if not self._closed:
+            _ = self._tasks.spawn(f"end:{beat.turn_id}", self._retry_end(beat))
 
     async def _retry_end(self, beat: Heartbeat) -> None:
         """An end beat is scoped by its turn, so a late one can harm nobody; it gives way to a new first beat."""
@@ -388,9 +391,7 @@ class Heartbeats:
 
     def _told(self, event: str, beat: Heartbeat, answer: BeatAnswer | None) -> None:
         before = {"phase": beat.phase, "predecessor": beat.predecessor}
-        after = None
-        if answer is not None:
-            after = {"admitted": answer.admitted, "owner": answer.owner, "epoch": answer.epoch}
+        after = answer and {"admitted": answer.admitted, "owner": answer.owner, "epoch": answer.epoch}
         self._tell((beat.project, beat.session_id), beat.turn_id, event, before, after)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -107,12 +107,16 @@ def open_for(status: S, expires_at: int, now_ms: int) -> bool:
     return status is S.PENDING and now_ms < expires_at
 
 
-def binding(tool_call: Mapping[str, Any]) -> str:
+def binding(tool_call: Mapping[str, Any], minted: Collection[str] = ()) -> str:
     """Digest of the exact (tool, canonical arguments) that an approval covers; key order does not matter.
 
-    ``tool_call`` has our names. Without raw input the shown content and places are the arguments.
+    Args:
+        tool_call: under our names. Without raw input the shown content and places are the arguments.
+        minted: members of the raw input that the agent makes anew for each call: no arguments of the tool.
     """
     arguments = tool_call.get("raw_input") or [tool_call.get("content"), tool_call.get("locations")]
+    if minted and isinstance(arguments, Mapping):
+        arguments = {name: value for name, value in arguments.items() if name not in minted}
     return digest([tool_call.get("kind"), tool_call.get("title"), arguments])
 
 

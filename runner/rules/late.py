@@ -1,4 +1,4 @@
-"""Whether a record still counts when it arrives (DESIGN 3.9): what is late is set aside, never shown."""
+"""Whether a record or a question still counts when it arrives (DESIGN 3.9)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ class Late(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A turn as the store has it: its fencing number, and whether its ending is written."""
+    """A turn as the store has it: its fencing number, and whether its ending is written and says ``paused``."""
 
     epoch: int
     ended: bool
+    paused: bool = False
 
 
 def late(turn_id: str | None, epoch: int, turn: Standing | None, newest_turn: int, head: int) -> Late | None:
@@ -42,3 +43,12 @@ def late(turn_id: str | None, epoch: int, turn: Standing | None, newest_turn: in
     if turn.ended:
         return Late.TURN_ENDED
     return Late.STALE_EPOCH if epoch != turn.epoch or epoch < newest_turn else None
+
+
+def asked_late(turn: Standing | None, newest_turn: int) -> bool:
+    """Whether an open question that is not stored yet comes too late: nobody would ever close it (DESIGN 3.8).
+
+    It is asked by the session's newest turn, while that goes on or is paused. Of a turn that is not known nothing can
+    be said.
+    """
+    return turn is not None and ((turn.ended and not turn.paused) or turn.epoch < newest_turn)

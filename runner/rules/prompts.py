@@ -316,21 +316,23 @@ class Prompts:
     # The paused chain.
 
     def pause(self, prompt_id: str | None) -> None:
-        """The turn ended as paused: its prompt stays active, the session stays busy, nothing queued starts.
-
-        Also for a chain that an earlier process left in the store.
-        """
+        """The turn ended as paused: its prompt stays active, the session stays busy, nothing queued starts."""
         if prompt_id is not None:
             self.tokens[prompt_id] = Token.ACTIVE
         self.activity, self.batch, self.owner = Activity.IDLE, NO_BATCH, None
         self.paused, self.chain, self.stopping, self.busy = True, prompt_id, False, True
 
+    def adopt_chain(self, prompt_id: str | None) -> None:
+        """A paused chain that an earlier process left in the store; a turn on its way was admitted to withdraw it."""
+        if prompt_id is not None:
+            self.tokens[prompt_id] = Token.ACTIVE
+        self.paused, self.chain, self.busy = True, prompt_id, True
+        self.giving_way = self.activity is Activity.STARTING
+
     def resume_chain(self) -> None:
         """A turn goes on with the chain: its prompt owns it, nothing is claimed."""
-        self._idle_only()
-        stopping = self.stopping
         self.activity, self.owner = Activity.TURN, self.chain
-        self.paused, self.chain, self.giving_way, self.stopping = False, None, False, stopping
+        self.paused, self.chain, self.giving_way = False, None, False
 
     def chain_ended(self, move: Move) -> list[Effect]:
         """The chain ended outside of a turn of its own: withdrawn, lost or expired."""

@@ -40,12 +40,13 @@ class AgentSession:
     """The agent session that has a session's context.
 
     ``agent_session_id`` is the agent's own id, never ours (case M6); ``failures``: how often in a row an attempt to
-    go on with an agent session failed here.
+    go on with an agent session failed here; ``answered``: it has answered a prompt, so that there is something to load.
     """
 
     agent_session_id: str
     place: Place
     failures: int = 0
+    answered: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """How it is stored in ``SessionRow.agent_state``."""
@@ -61,11 +62,15 @@ class AgentSession:
         identity, failures = stored.get("agent_session_id"), stored.get("failures", 0)
         if not isinstance(identity, str) or not all(words) or not isinstance(failures, int):
             return None
-        return cls(identity, Place(*words), failures)
+        return cls(identity, Place(*words), failures, stored.get("answered") is True)
 
-    def failed(self) -> AgentSession:
-        """The same after one more failure."""
-        return replace(self, failures=self.failures + 1)
+    def failed(self, *, surely: bool) -> AgentSession:
+        """The same after a failure, which counts where it was ``surely`` one: not if there was nothing to load."""
+        return replace(self, failures=self.failures + (surely or self.answered))
+
+    def works(self, *, resumed: bool) -> AgentSession:
+        """The same after a prompt that it answered; a resumed one has shown that it can be gone on with."""
+        return replace(self, answered=True, failures=0 if resumed else self.failures)
 
 
 def obstacle(known: AgentSession | None, here: Place, proven: Proven) -> str | None:

@@ -17,9 +17,15 @@ READ = frozenset(
         EventType.SESSION_BUSY,
         EventType.SESSION_IDLE,
         EventType.USER_MESSAGE,
+        EventType.ENVIRONMENT,
+        EventType.NOTICE,
     }
 )
 """Types of records that say something about it."""
+
+
+CHAIN_RESUMED = "chain_resumed"
+"""Kind of the notice behind which a cold chain's new agent has its frame."""
 
 
 @dataclass(slots=True)
@@ -31,21 +37,24 @@ class Unfinished:
         tools: last record of each tool call without an ending, by its id.
         busy: the last busy period has no end.
         context: a prompt was sent: an agent knew something.
+        unsent: the newest turn goes on with a paused chain, started an agent for it, and had sent it nothing.
     """
 
     prompts: dict[str, None] = field(default_factory=dict)
     tools: dict[str, dict[str, Any]] = field(default_factory=dict)
     busy: bool = False
     context: bool = False
+    unsent: bool = False
 
 
 def unfinished(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Unfinished:
     """Fold ``(type, data)`` of every record of a session, oldest first."""
-    found = Unfinished()
+    found, resumes = Unfinished(), False
     for kind, data in records:
         match kind:
             case EventType.TURN_ADMITTED:
                 found.prompts.update(dict.fromkeys(data["prompt_ids"]))
+                found.unsent, resumes = False, "resumes" in data
             case EventType.PROMPT_ENDED:
                 found.prompts.pop(data["prompt_id"], None)
             case EventType.TOOL_CALL | EventType.TOOL_CALL_UPDATE:
@@ -56,6 +65,10 @@ def unfinished(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Unfinished:
                 found.busy = False
             case EventType.USER_MESSAGE:
                 found.context = True
+            case EventType.ENVIRONMENT:
+                found.unsent = resumes
+            case EventType.NOTICE if data.get("kind") == CHAIN_RESUMED:
+                found.unsent = resumes = False
     return found
 
 

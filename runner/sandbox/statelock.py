@@ -29,6 +29,11 @@ def lock_of(state_dir: Path, replica_id: str) -> Path:
     return state_dir / "replicas" / f"{replica_id}.lock"
 
 
+def state_dir_of(lock: Path) -> Path:
+    """The state directory of a replica's lock file: the way back from ``lock_of``."""
+    return lock.parent.parent
+
+
 class StateLock:
     """Both locks of a serving runner; made by ``acquire``, given back by ``release`` or the end of the process."""
 

@@ -150,17 +150,19 @@ async def get_commands(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     task = asyncio.current_task()
     assert task is not None
-    await socket.prepare(request)
     context.streams.add(task)
     try:
+        await socket.prepare(request)
         hello, projects = await _hello(request, socket)
         request.app[COORDINATION].runners.bind(hello.replica.replica_id, projects)
         await _serve(request.app[COORDINATION], socket, Line(hello.replica.replica_id, projects, task))
     except RunnerError as error:
         code = WSCloseCode.TRY_AGAIN_LATER if error.retryable else WSCloseCode.POLICY_VIOLATION
         _ = await socket.close(code=code, message=error.message.encode()[:_REASON_BYTES])
+    except ConnectionError:
+        log.debug("a runner left before its line was up")
     except asyncio.CancelledError:
-        if not (context.closing or socket.closed):
+        if socket.prepared and not (context.closing or socket.closed):
             _ = await socket.close(code=WSCloseCode.TRY_AGAIN_LATER, drain=False)
         raise
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from aiohttp import ClientResponse, web
@@ -79,7 +79,7 @@ class Forwarder:
     async def _answer(
         self, request: web.Request, handler: Handler, project: str, session_id: str
     ) -> web.StreamResponse:
-        failed: set[str] = set()
+        failed: dict[str, RunnerError | None] = {}
         for left in reversed(range(TRIES)):
             owner = await self._owners.elsewhere(project, session_id)
             target = owner or await self._placed(request, project, session_id, failed)
@@ -90,23 +90,29 @@ class Forwarder:
             except Unreached:
                 assert target is not None
                 if owner is None:
-                    failed.add(target.replica_id)
+                    failed[target.replica_id] = None
                 elif not await self._owners.gone(owner.replica_id):
                     raise owned_elsewhere(owner) from None
             except RunnerError as error:
-                # Whoever was asked did nothing: the session has moved since it was looked for.
-                if error.code != "owned_elsewhere" or not left:
+                # Whoever was asked did nothing: it is full, or the session has moved since it was looked for.
+                if error.code == "runner_at_capacity" and owner is None and target is not None:
+                    failed[target.replica_id] = error
+                elif error.code != "owned_elsewhere" or not left:
                     raise
-                await asyncio.sleep(MOVED_SECONDS)
+                else:
+                    await asyncio.sleep(MOVED_SECONDS)
         raise RunnerError("plane_unavailable", "Owner after owner of this session went away. Try again.", retry_after=1)
 
     async def _placed(
-        self, request: web.Request, project: str, session_id: str, failed: Collection[str]
+        self, request: web.Request, project: str, session_id: str, failed: Mapping[str, RunnerError | None]
     ) -> Elsewhere | None:
         """Who runs what nobody holds; reads are answered from the shared store, runner or not."""
         if self._place is None or request.method in ("GET", "HEAD"):
             return None
-        return await self._place(project, session_id, failed)
+        try:
+            return await self._place(project, session_id, failed.keys())
+        except RunnerError as nobody:
+            raise next((error for error in failed.values() if error is not None), nobody) from None
 
     async def _pass(self, request: web.Request, target: Elsewhere, project: str, session_id: str) -> web.StreamResponse:
         async def still() -> bool:
@@ -120,7 +126,7 @@ class Forwarder:
             )
         except Broken:
             return problem_answer(owned_elsewhere(target, MAYBE_TAKEN))
-        if asked.status == 409:
+        if asked.status in (409, 429):
             return await _refusal(asked, target)
         task, streams = asyncio.current_task(), request.app[CONTEXT].streams
         assert task is not None
@@ -132,10 +138,11 @@ class Forwarder:
 
 
 async def _refusal(asked: ClientResponse, target: Elsewhere) -> web.StreamResponse:
-    """A 409 whole: it may say that the session has moved, and then it is raised."""
+    """A refusal whole; one that another replica may not share is raised."""
     body = await whole(Chunks(asked))
-    if error_in(body, target).code == "owned_elsewhere":
-        raise error_in(body, target)
+    error = error_in(body, target)
+    if error.code in ("owned_elsewhere", "runner_at_capacity"):
+        raise error
     return web.Response(status=asked.status, headers=headers_down(asked), body=body)
 
 

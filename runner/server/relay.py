@@ -23,7 +23,7 @@ from runner.server.upstream import (
     whole,
 )
 from runner.session.owners import Elsewhere
-from runner.session.port import Caller, Reader, ReaderEnded, Sessions
+from runner.session.port import Caller, Reader, ReaderCut, ReaderEnded, Sessions
 from runner.wire.codec import PING, last_cursor
 
 CHECK_SECONDS: Final = 1.0
@@ -130,7 +130,7 @@ class RelayReader:
         raise error_in(await whole(Chunks(response)), owner)
 
     async def next(self, seconds: float) -> bytes | None:
-        """See ``session.port.Reader``; ``ReaderCut`` comes from a reader of this replica only."""
+        """See ``session.port.Reader``; it is never cut: a client that falls behind gets blocks for frames."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
@@ -142,7 +142,8 @@ class RelayReader:
             else:
                 try:
                     lines = await self._source.next(wait)
-                except Broken:
+                except (Broken, ReaderCut):
+                    # What is not kept there any more is read from the store.
                     self._leave()
                     continue
                 if lines:
@@ -168,11 +169,15 @@ class RelayReader:
 
     async def _check(self) -> None:
         """Leave a source that another replica has overtaken, or that does not show what the store has."""
-        owner = await self._look()
-        if _id(owner) != _id(self._owner) or (owner is None and self._quiet and await self._missed()):
+        try:
+            owner = await self._look()
+            leave = _id(owner) != _id(self._owner) or (owner is None and self._quiet and await self._missed())
+        except RunnerError:
+            leave = False
+        if leave:
             self._leave()
         self._quiet = True
-        self._due = asyncio.get_running_loop().time() + (CHECK_SECONDS if self._source is not None else 0)
+        self._due = asyncio.get_running_loop().time() + (0 if leave else CHECK_SECONDS)
 
     async def _missed(self) -> bool:
         try:
@@ -185,7 +190,7 @@ class RelayReader:
         if self._source is not None:
             self._source.close()
         self._source = None
-        self._due = asyncio.get_running_loop().time()
+        self._due = asyncio.get_running_loop().time() + (RETRY_SECONDS if self._quiet else 0)
 
     def close(self, *, cut: bool = False) -> None:
         """See ``session.port.Reader``."""

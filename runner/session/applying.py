@@ -94,7 +94,7 @@ class Applying:
     ) -> None:
         """Apply a command that was delivered to this replica, which has claimed it."""
         await _pause_over(session)
-        issued = Issued(row, stored=stored)
+        issued = Issued(row, stored=stored, keeps_seat=await self._newer_seat(session, row, arrived_at))
         if reply_to is not None:
             issued.reply_to.add(reply_to)
         self._remember(session, issued)
@@ -171,12 +171,23 @@ class Applying:
         """Whom a stored command means now; the turn that it names may be over."""
         verdict = _target(session, issued.kind, issued.row.turn_id, arrived_at, ended=True)
         if isinstance(verdict, rules.Apply):
+            issued.keeps_seat = False
             self._mark(session, issued, verdict)
             return
         issued.marked = True
+        issued.keeps_seat = issued.keeps_seat or isinstance(verdict, rules.Mismatch)
+
+    async def _newer_seat(self, session: Session, row: CommandRow, arrived_at: float) -> bool:
+        """Whether a kill comes too late for the seat that is there: its turn is another one, or started later."""
         live = self._services.pool.live(session.key)
-        other = live is not None and issued.row.turn_id not in (None, live.seat.turn_id)
-        issued.keeps_seat = isinstance(verdict, rules.Mismatch) or other
+        if live is None or live.seat.turn_id is None or row.kind != CommandKind.KILL:
+            return False
+        if row.turn_id is not None:
+            return row.turn_id != live.seat.turn_id
+        clock = self._services.clock
+        turn = await self._services.store.turn(session.project, session.session_id, live.seat.turn_id)
+        arrived_ms = clock.now_ms() - (clock.monotonic() - arrived_at) * 1000
+        return turn is not None and turn.started_at > arrived_ms
 
     def _mark(self, session: Session, issued: Issued, verdict: rules.Apply) -> None:
         """Tell the turns, each with the command's own label. No await since the verdict."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -11,12 +12,14 @@ import orjson
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules.interaction import Cause
+from runner.rules.pool import Key
 from runner.rules.unfinished import READ, unfinished
 from runner.session.history import pages
 from runner.session.prompts import Prompt
+from runner.session.reconcile import WAITING
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow, PromptRow, Store, TurnRow
-from runner.terms import EventType, InteractionStatus, Outcome, PromptState
+from runner.terms import EventType, InteractionStatus, PromptState
 from runner.turn.journal import Journal
 
 CONTINUE: Final = (
@@ -91,12 +94,12 @@ def cold(
 
     Args:
         session: whose chain; it learns of the prompt.
-        turn: its newest turn.
+        turn: its newest turn: paused, or lost before it had sent anything.
         prompt: the turn's prompt.
         interactions: the session's.
         tools: calls that the records leave open.
     """
-    if turn.outcome != Outcome.PAUSED or (prompt is not None and prompt.state != PromptState.ACTIVE):
+    if turn.outcome not in WAITING or (prompt is not None and prompt.state != PromptState.ACTIVE):
         return None
     questions = {row.interaction_id: row for row in interactions if row.status in OPEN}
     if prompt is None and not questions:
@@ -126,28 +129,53 @@ def _prompt(session: Session, row: PromptRow) -> Prompt:
     return prompt
 
 
-async def load(store: Store, session: Session, turn: TurnRow | None) -> tuple[Paused | None, list[InteractionRow]]:
-    """Read the session's cold chain, if ``turn``, its newest, left one; and open questions that belong to no chain.
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the store says of the chain that a session's newest turn may have left; read whole, then taken in one step.
 
-    Answered ones are spared: whoever claimed the answer may be on its way.
+    Attributes:
+        turn: the newest turn, None when it has no ending.
+        prompt: its prompt, where the chain may wait on.
+        interactions: those of the session that are open.
+        tools: calls that the records leave open.
+    """
+
+    turn: TurnRow | None = None
+    prompt: PromptRow | None = None
+    interactions: Sequence[InteractionRow] = ()
+    tools: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+
+async def read(store: Store, key: Key, turn: TurnRow | None) -> Left:
+    """Read what ``turn``, the session's newest, left.
 
     Raises:
         RunnerError: ``store_unavailable``.
     """
     if turn is None or turn.outcome is None:
-        return None, []
-    paused = await _cold(store, session, turn) if turn.outcome == Outcome.PAUSED else None
-    pending = await store.interactions(session.project, session.session_id, InteractionStatus.PENDING)
-    held = paused.questions if paused is not None else {}
-    return paused, [row for row in pending if row.interaction_id not in held]
-
-
-async def _cold(store: Store, session: Session, turn: TurnRow) -> Paused | None:
-    prompt = await store.prompt(*session.key, turn.prompt_id) if turn.prompt_id is not None else None
+        return Left()
+    asked = await store.interactions(*key, InteractionStatus.PENDING)
+    if turn.outcome not in WAITING:
+        return Left(turn, None, asked)
+    prompt = await store.prompt(*key, turn.prompt_id) if turn.prompt_id is not None else None
     if prompt is not None and prompt.state != PromptState.ACTIVE:
-        return None
-    interactions = await store.interactions(session.project, session.session_id)
+        return Left(turn, prompt, asked)
+    asked = [*asked, *await store.interactions(*key, InteractionStatus.ANSWERED)]
     folded: list[tuple[str, dict[str, Any]]] = []
-    async for rows in pages(store, session.key, None):
+    async for rows in pages(store, key, None):
         folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
-    return cold(session, turn, prompt, interactions, unfinished(folded).tools)
+    asked.sort(key=lambda row: row.created_at)
+    return Left(turn, prompt, asked, unfinished(folded).tools)
+
+
+def taken(session: Session, left: Left) -> tuple[Paused | None, list[InteractionRow]]:
+    """The session's cold chain, if one waits; and open questions that belong to no chain.
+
+    Answered ones are spared: whoever claimed the answer may be on its way.
+    """
+    paused = None
+    if left.turn is not None:
+        paused = cold(session, left.turn, left.prompt, left.interactions, left.tools)
+    held = paused.questions if paused is not None else {}
+    pending = (row for row in left.interactions if row.status == InteractionStatus.PENDING)
+    return paused, [row for row in pending if row.interaction_id not in held]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any, Final
 
+from runner.errors import RunnerError
 from runner.leases.port import Phase
 from runner.rules.prompts import Move
 from runner.rules.reuse import Destroyed, Parked, after_ending
@@ -26,20 +28,28 @@ ENDED: Final = frozenset(PromptState) - {PromptState.QUEUED, PromptState.ACTIVE,
 GIVEN_UP: Final = frozenset({StopReason.DRAIN, StopReason.LEASE_LOST})
 
 
-async def close_turn(turn: TurnContext, end: End) -> dict[str, Any]:
-    """Everything between the settled agent and the result line; the result."""
+async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
+    """Everything between the settled agent and the result line; how the turn ended, and its result.
+
+    That is what the store says where somebody else ended it first (DESIGN 3.9).
+    """
     session = turn.session
     kept = _kept(turn)
     session.presence.turn_over()
     result = await _make_durable(turn, end)
+    if result is None:
+        end, result = await _ended_elsewhere(turn, end)
     turn.given_back = returns(turn, end)
     goes_on = end.outcome is not Outcome.PAUSED and end.label not in GIVEN_UP
     turn.hands_over = goes_on and session.queue.waits_behind(turn.batch)
-    _place_seat(turn, end, _seat_after(turn, end, kept))
+    seat = _seat_after(turn, end, kept)
+    if end.label is StopReason.LEASE_LOST and seat is not None:
+        seat = Destroyed("superseded")
+    _place_seat(turn, end, seat)
     session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)
     if not turn.hands_over:
         await _end_beat(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
-    return result
+    return end, result
 
 
 def move_of(end: End, frame_sent: bool) -> Move:
@@ -135,7 +145,8 @@ def _chain(turn: TurnContext, live: LiveSeat | None) -> Paused:
     return Paused(turn.turn_id, turn.prompt, live, questions, begun=turn.times.begun, tools=tools)
 
 
-async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
+async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
+    """The result; None where the turn had its ending already: then nothing was written."""
     session = turn.session
     turn.journal.close_block()
     if turn.machine.frame_sent:
@@ -151,13 +162,30 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any]:
     if written is False:
         await session.outbox.set_aside(ending)
         turn.journal.discard()
-        return result
+        return None
     if written is None:
         session.outbox.owe(ending)
     for issued in commands if ending.commands else ():
         issued.written = True
     turn.journal.release()
     return result
+
+
+async def _ended_elsewhere(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
+    """The ending that came first; a store that cannot be asked now leaves the turn lost."""
+    session, outcome, result = turn.session, Outcome.LOST, None
+    try:
+        row = await turn.services.store.turn(session.project, session.session_id, turn.turn_id)
+    except RunnerError as error:
+        log.warning("how turn %s ended is not known here: %s", turn.turn_id, error)
+    else:
+        if row is not None and row.outcome is not None:
+            outcome, result = Outcome(row.outcome), row.result
+        if outcome is end.outcome and result is not None:
+            return end, result
+    over = RunnerError("superseded", "Another replica ended this turn.")
+    ended = replace(end, outcome=outcome, stop_reason=None, settled=False, error=over, label=StopReason.LEASE_LOST)
+    return ended, result or result_of(turn, ended, turn.services.clock.monotonic())
 
 
 def _ending(turn: TurnContext, end: End, result: dict[str, Any], commands: list[Issued]) -> Ending:

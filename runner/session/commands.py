@@ -278,7 +278,9 @@ class Commands:
     def _tell(self, issued: Issued) -> None:
         """Tell the outcome to whoever handed the command over."""
         outcome = issued.outcome.value if issued.outcome is not None else None
-        note = {"kind": SETTLED, "command_id": issued.row.command_id, "outcome": outcome, "turn_id": issued.turn_id}
+        row = issued.row
+        note = {"kind": SETTLED, "project": row.project, "command_id": row.command_id, "outcome": outcome}
+        note["turn_id"] = issued.turn_id
         for replica_id in issued.reply_to:
             self._services.tasks.spawn(f"tell {replica_id}", self._services.owners.push(replica_id, note))
 

@@ -140,10 +140,10 @@ class TurnContext:
         self.session.agent_state["agent"] = stored
         return news
 
-    def resume_worked(self, live: LiveSeat) -> None:
-        """The resumed agent spoke: earlier failures no longer count."""
-        if live.agent_session is not None and live.agent_session.failures:
-            live.agent_session = replace(live.agent_session, failures=0)
+    def agent_answered(self, live: LiveSeat) -> None:
+        """The agent answered a prompt as it should: its agent session can be gone on with."""
+        if live.agent_session is not None:
+            live.agent_session = live.agent_session.works(resumed=live.resumed)
             self.session.agent_state["agent"] = live.agent_session.as_json()
 
     async def save_agent(self) -> None:

@@ -202,7 +202,9 @@ class Dispatching:
         if await asyncio.shield(run.admitted):
             return Handle(self._services.store, session, prompt)
         if again:
-            raise RunnerError("owned_elsewhere", "Another replica has just taken this session. Try again.", retry_after=1)
+            raise RunnerError(
+                "owned_elsewhere", "Another replica has just taken this session. Try again.", retry_after=1
+            )
         return self._refused(session, prompt)
 
     def _refused(self, session: Session, prompt: Prompt) -> PromptHandle:

@@ -11,10 +11,11 @@ from runner.interactions import desk
 from runner.rules.interaction import open_for
 from runner.session import views
 from runner.session.history import record_view
+from runner.session.reconcile import WAITING
 from runner.session.registry import Registry
 from runner.session.services import Services
 from runner.store.port import Store
-from runner.terms import InteractionStatus, Outcome
+from runner.terms import InteractionStatus
 
 CURSOR_DIGITS: Final = 18
 
@@ -33,7 +34,7 @@ async def sessions(
             items.append(views.live_view(session, services.pool, clock.monotonic(), clock.now_ms()))
         else:
             last = await store.last_turn(row.project, row.session_id)
-            paused = last is not None and last.outcome == Outcome.PAUSED
+            paused = last is not None and last.outcome in WAITING
             asked = await store.interactions(row.project, row.session_id, "pending") if paused else []
             items.append(views.stored_view(row, last, asked))
     more = f"{rows[limit - 1].updated_at}~{rows[limit - 1].session_id}" if len(rows) > limit else None

@@ -15,7 +15,14 @@ RESUME_SECONDS: Final = 30.0
 
 
 class ResumeStuck(Exception):
-    """The agent cannot be trusted any more: it exited, did not answer, or brought back nothing (cases M6, M7)."""
+    """The agent cannot be trusted any more: it exited, did not answer, or brought back nothing (cases M6, M7).
+
+    ``empty``: it did the last.
+    """
+
+    def __init__(self, why: str, *, empty: bool = False) -> None:
+        super().__init__(why)
+        self.empty = empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ async def open_agent_session(
             failed = error.message
         else:
             if came_back_empty(chosen, reopened.replayed):
-                raise ResumeStuck(f"session/{chosen} brought nothing back")
+                raise ResumeStuck(f"session/{chosen} brought nothing back", empty=True)
             return Opened(known, reopened.modes, reopened.config_options, resumed=True, facts=reopened.facts)
     made = await connection.new_session(cwd, mcp_servers, seconds=_left(deadline))
     return Opened(made.agent_session_id, made.modes, made.config_options, failed=failed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from runner.errors import RunnerError
-from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, Store
+from runner.store.port import Appended, Ending, InteractionRow, PromptRow, RecordRow, Store
 from runner.store.rows import REFUSED
 from runner.tasks import Tasks
 
@@ -178,16 +178,19 @@ class Outbox:
     async def _append(self, batch: Batch) -> None:
         questions, prompts = list(batch.questions.values()), list(batch.prompts.values())
         try:
-            appended = await self._store.append(batch.records, questions, prompts)
-            if appended.quarantined:
-                log.error("%d records of %s came too late", appended.quarantined, self._name)
-                if self.on_stale is not None:
-                    self.on_stale()
+            self.told(await self._store.append(batch.records, questions, prompts))
         except RunnerError as error:
             if error.code != "internal":
                 raise
             await self._store.append([], questions, prompts)
             await self._one_by_one(batch.records)
+
+    def told(self, appended: Appended) -> None:
+        """What the store made of rows of this session: where any came too late, another replica writes it now."""
+        if appended.quarantined:
+            log.error("%d records or questions of %s came too late", appended.quarantined, self._name)
+            if self.on_stale is not None:
+                self.on_stale()
 
     async def _one_by_one(self, records: Sequence[RecordRow]) -> None:
         """One row that the store refuses must not take its neighbours with it (cases G2, G8)."""

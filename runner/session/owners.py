@@ -40,6 +40,7 @@ class Owners:
         clock: for instants of endings.
         holds: whether this replica holds a session itself, without asking anybody.
         proven_dead: whether a replica is provably gone: same boot of the same machine, and its lock file is free.
+        hand_in: gives the store what a dead replica had accepted and not handed in yet.
         lost_after_seconds: how long a turn may be without a holder before the sweep ends it.
         answer_seconds: longest wait for one answer of the plane.
     """
@@ -53,6 +54,7 @@ class Owners:
         *,
         holds: Callable[[Key], bool],
         proven_dead: Callable[[ReplicaInfo], bool],
+        hand_in: Callable[[ReplicaInfo], Awaitable[None]],
         lost_after_seconds: float,
         answer_seconds: float,
     ) -> None:
@@ -62,6 +64,7 @@ class Owners:
         self._clock = clock
         self._holds = holds
         self._proven_dead = proven_dead
+        self._hand_in = hand_in
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
@@ -146,6 +149,7 @@ class Owners:
         await asyncio.shield(burial)
 
     async def _bury(self, dead: ReplicaInfo) -> None:
+        await self._hand_in(dead)
         turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
         held = await self._ask(self._plane.release_replica(dead.replica_id))
         try:

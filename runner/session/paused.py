@@ -226,6 +226,8 @@ class PausedChains:
             return _known(row)
         now_ms = self._services.clock.now_ms()
         offer = self._offer(session, interaction_id)
+        if offer is None and (elsewhere := await self._services.owners.elsewhere(*session.key)) is not None:
+            raise _owned_elsewhere(elsewhere.replica_id)
         if offer is None or not interaction.open_for(InteractionStatus(row.status), row.expires_at, now_ms):
             why = "The agent no longer waits for this answer." if offer is None else "This question has expired."
             raise RunnerError("interaction_closed", why)
@@ -296,11 +298,12 @@ class PausedChains:
             return Reply(202, desk.view(answering.row))
         except RunnerError as error:
             return await self._unclaim(session, answering, error.message, error)
-        if not took:
-            if admitted:
-                await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
-                return await self._not_taken(session, run, answering)
-            return await self._unclaim(session, answering, "The session could not be resumed.")
+        if admitted and not took:
+            await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
+            return await self._not_taken(session, run, answering)
+        if not admitted:
+            refusal = _owned_elsewhere(None) if self._services.owners.shared else None
+            return await self._unclaim(session, answering, "The session could not be resumed.", refusal)
         row = desk.consumed(answering.row)
         session.outbox.questions([row])
         await session.outbox.flush()
@@ -333,6 +336,10 @@ class PausedChains:
 
 def _prompt_id(paused: Paused) -> str | None:
     return paused.prompt.prompt_id if paused.prompt is not None else None
+
+
+def _owned_elsewhere(owner: str | None) -> RunnerError:
+    return RunnerError("owned_elsewhere", "Another runner has the session now.", owner=owner, retry_after=1)
 
 
 def _known(row: InteractionRow) -> Reply:

@@ -217,6 +217,7 @@ class Provisioner:
             agent_session=AgentSession(opened.agent_session_id, place) if place is not None else None,
             resumed=opened.resumed,
             resume_failed=opened.failed,
+            minted_input=self.catalogue.get(effective.harness).minted_input,
         )
         _take_modes(live, opened.modes)
         for _, _, payload in updates.grouped(list(opened.facts)):

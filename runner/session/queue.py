@@ -217,6 +217,13 @@ class Queue:
             self.prompts[prompt.prompt_id] = prompt
         self.rules.pause(prompt.prompt_id if prompt is not None else None)
 
+    def adopt_chain(self, prompt: Prompt | None) -> None:
+        """A paused chain that an earlier process left in the store."""
+        if not self.rules.paused:
+            if prompt is not None:
+                self.prompts[prompt.prompt_id] = prompt
+            self.rules.adopt_chain(prompt.prompt_id if prompt is not None else None)
+
     def chain_ended(self, move: rules.Move) -> None:
         """The paused chain ended, and has told so."""
         if self.rules.paused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -22,21 +22,25 @@ from runner.terms import EventType, InteractionStatus, Outcome, PromptState
 from runner.wire.codec import to_json
 
 log = logging.getLogger("runner.session")
+WAITING: Final = (Outcome.PAUSED, Outcome.LOST)
+"""Endings behind which a chain may wait on: its prompt is active then (a lost turn that sent nothing, case F2)."""
 
 
 async def reconcile(store: Store, clock: Clock) -> int:
     """End every turn that has no ending as ``lost``; how many there were. Nothing runs yet when this is called.
 
-    Questions expire where their chain died with its replica; those of a paused chain wait on: an answer resumes it.
+    Questions expire where their chain died with its replica; those of a cold chain wait on: an answer resumes it.
     """
     turns = await store.open_turns()
     for turn in turns:
         await close_session(store, clock, (turn.project, turn.session_id), turn)
-    waiting = {(turn.project, turn.session_id): turn for turn in await store.paused_turns()}
     asked = {(row.project, row.session_id) for row in await _open_questions(store)}
-    for key in asked - waiting.keys():
-        await close_session(store, clock, key, None)
-    for key, turn in waiting.items():
+    for key in asked:
+        newest = await store.last_turn(*key)
+        if newest is None or newest.outcome not in WAITING or not await _active(store, newest):
+            await close_session(store, clock, key, None)
+    for turn in await store.paused_turns():
+        key = (turn.project, turn.session_id)
         if key not in asked and await _active(store, turn):
             await close_session(store, clock, key, None)
     for row in await store.open_interactions(InteractionStatus.ANSWERED):
@@ -79,12 +83,15 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
         folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
     open_now = unfinished(folded)
     asked = [row for row in await _open_questions(store) if (row.project, row.session_id) == key]
-    questions = desk.close_all(asked, Cause.LOST)
+    questions, waits_on = desk.close_all(asked, Cause.LOST), turn is not None and open_now.unsent
     if turn is not None and turn.prompt_id is not None:
         open_now.prompts[turn.prompt_id] = None
+    if waits_on:
+        # Its agent had nothing yet: the chain waits on, and its answers come back.
+        questions = [desk.unclaimed(row, UNCLAIMED) for row in asked if row.status == InteractionStatus.ANSWERED]
     if open_now.context:
         session = replace(session, agent_state={**session.agent_state, "has_context": True})
-    closing = _Closing(session, head[0] + 1 if epoch is None else epoch, clock.now_ms(), turn)
+    closing = _Closing(session, head[0] + 1 if epoch is None else epoch, clock.now_ms(), turn, waits_on)
     closing.write(open_now, questions)
     prompts = [known for name in open_now.prompts if (known := await store.prompt(*key, name)) is not None]
     await _save(store, closing, questions, prompts)
@@ -92,7 +99,8 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
 
 async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> None:
     turn, records = closing.turn, closing.records
-    failed = [replace(row, state=PromptState.FAILED) for row in prompts]
+    ended_as = PromptState.ACTIVE if closing.waits_on else PromptState.FAILED
+    failed = [replace(row, state=ended_as) for row in prompts]
     head = replace(closing.session, head_epoch=closing.epoch, head_n=len(records), updated_at=closing.at)
     if turn is None:
         await store.append(records, questions, failed)
@@ -110,29 +118,31 @@ class _Closing:
     """Writes a session's last events of a lost replica.
 
     They have an epoch of their own: the lost replica may have shown frames, and their cursors are never used again.
+    ``waits_on``: only the turn ends, not its chain.
     """
 
     session: SessionRow
     epoch: int
     at: int
     turn: TurnRow | None
+    waits_on: bool = False
     records: list[RecordRow] = field(default_factory=list)
 
     def write(self, open_now: Unfinished, questions: list[InteractionRow]) -> None:
         """Every ending that is missing, in the order of a turn's own end."""
         turn = self.turn
-        for row in questions:
+        for row in questions if not self.waits_on else ():
             self._event(EventType.INTERACTION_CLOSED, desk.closing(row), turn)
         for tool in open_now.tools.values():
             self._event(EventType.TOOL_CALL, {**tool, "status": "failed"}, turn)
         if turn is not None or open_now.prompts:
             self._event(EventType.ERROR, _lost().as_event(), turn)
-        for prompt_id in open_now.prompts:
+        for prompt_id in open_now.prompts if not self.waits_on else ():
             data = {"prompt_id": prompt_id, "state": PromptState.FAILED.value}
             self._event(EventType.PROMPT_ENDED, data, turn, prompt_id)
         if turn is not None:
             self._event(EventType.DONE, {"turn_id": turn.turn_id, "outcome": Outcome.LOST.value}, turn)
-        if open_now.busy:
+        if open_now.busy and not self.waits_on:
             self._event(EventType.SESSION_IDLE, {}, None)
 
     def _event(self, type: EventType, data: dict[str, Any], turn: TurnRow | None, of: str | None = None) -> None:

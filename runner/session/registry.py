@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from runner.clock import Clock
 from runner.config import Settings
@@ -25,6 +25,16 @@ from runner.terms import PromptState
 from runner.turn.live import LiveSeat
 
 KEPT: Final = 2000
+
+
+class Read(NamedTuple):
+    """A session as the store has it: its row with the newest head, its newest turn, what that left, and what waits."""
+
+    row: SessionRow
+    last: TurnRow | None
+    left: chain.Left
+    context: list[PromptRow]
+    waiting: list[PromptRow]
 
 
 class Registry:
@@ -137,19 +147,12 @@ class Registry:
         known = self._sessions.get(key)
         if known is not None and not known.outbox.empty:
             await known.outbox.flush()
-        row = await self._store.session(*key)
-        if row is None:
-            return known
-        last = await self._store.last_turn(*key)
-        head_epoch, head_n = await newest_cursor(self._store, row)
-        row = replace(row, head_epoch=head_epoch, head_n=head_n)
+        read = await self._read(key)
         known = self._sessions.get(key)
-        if known is not None and (not self._shared or self.holds(key) or not known.outbox.empty):
+        if read is None or (known is not None and not self._renewable(known)):
             return known
-        session = self._renewed(known, row, last) if known is not None else self._add(row)
-        self._take_last(session, last)
-        await self._take_chain(session, last)
-        await self._take_prompts(session)
+        session = known if known is not None else self._add(read.row)
+        self._take(session, read)
         return session
 
     async def reload(self, session: Session) -> None:
@@ -158,46 +161,49 @@ class Registry:
         Raises:
             RunnerError: ``store_unavailable``, ``session_ended``.
         """
-        row = await self._store.session(*session.key)
-        if row is None:
-            return
-        last = await self._store.last_turn(*session.key)
-        head_epoch, head_n = await newest_cursor(self._store, row)
-        self._take_last(self._renewed(session, replace(row, head_epoch=head_epoch, head_n=head_n), last), last)
-        await self._take_chain(session, last)
-        await self._take_prompts(session)
+        read = await self._read(session.key)
+        if read is not None:
+            self._take(session, read)
         if session.ended_at is not None:
             raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
 
-    def _renewed(self, session: Session, row: SessionRow, last: TurnRow | None) -> Session:
-        session.refresh(row, restored(row.config, self.vault, self.limits), LastTurn.of(last))
-        return session
+    def _renewable(self, session: Session) -> bool:
+        return self._shared and not self.holds(session.key) and session.outbox.empty
 
-    def _take_last(self, session: Session, last: TurnRow | None) -> None:
-        session.last_turn = LastTurn.of(last)
-        session.unfinished = last if last is not None and last.outcome is None else None
+    async def _read(self, key: Key) -> Read | None:
+        """All that the store says of a session; nobody here sees a part of it. None when there is no such session."""
+        row = await self._store.session(*key)
+        if row is None:
+            return None
+        head_epoch, head_n = await newest_cursor(self._store, row)
+        # Behind the head: a turn that is admitted meanwhile is newer than that, and its admission reads all again.
+        last = await self._store.last_turn(*key)
+        left = await chain.read(self._store, key, last)
+        context = await self._store.context_prompts(key)
+        waiting = await self._store.waiting_prompts(key)
+        return Read(replace(row, head_epoch=head_epoch, head_n=head_n), last, left, context, waiting)
 
-    async def _take_chain(self, session: Session, last: TurnRow | None) -> None:
-        """A chain without a seat waits in the store; the same one stays the same object, with what the store says."""
+    def _take(self, session: Session, read: Read) -> None:
+        """Become what was read, in one step. The same cold chain stays the same object; one with a seat stays."""
+        last = LastTurn.of(read.last)
+        session.refresh(read.row, restored(read.row.config, self.vault, self.limits), last)
+        session.last_turn = last
+        session.unfinished = read.last if read.last is not None and read.last.outcome is None else None
         known = session.paused
         if known is not None and known.live is not None:
             return
-        found, session.stale = await chain.load(self._store, session, last)
+        found, session.stale = chain.taken(session, read.left)
         if found is not None and known is not None and known.turn_id == found.turn_id:
             known.questions, known.tools = found.questions, found.tools
         else:
             session.paused = found
         session.busy = session.paused is not None
-        if session.paused is not None and not session.queue.rules.paused:
-            session.queue.turn_paused(session.paused.prompt)
-        elif session.paused is None and session.queue.rules.paused:
+        if session.paused is not None:
+            session.queue.adopt_chain(session.paused.prompt)
+        elif session.queue.rules.paused:
             session.queue.lost()
-
-    async def _take_prompts(self, session: Session) -> None:
-        """What waits in the store for an agent: prompts of an earlier process, and context."""
-        session.queue.context = await self._store.context_prompts(session.key)
-        waiting = await self._store.waiting_prompts(session.key)
-        session.queue.restore(self._prompt_of(row) for row in waiting)
+        session.queue.context = read.context
+        session.queue.restore(self._prompt_of(row) for row in read.waiting)
 
     def _prompt_of(self, row: PromptRow) -> Prompt:
         def merge(last: Effective) -> Effective:

@@ -13,6 +13,7 @@ from runner.rules import turn as rules
 from runner.rules.interaction import Cause
 from runner.rules.limits import SENTENCES
 from runner.rules.prompts import Move
+from runner.rules.unfinished import CHAIN_RESUMED
 from runner.session import chain
 from runner.session.admit import Overtaken, admit
 from runner.session.closing import close_turn, move_of
@@ -203,7 +204,8 @@ class TurnRun:
             self.machine.phase = TurnPhase.ENDED
         self._pausing = end.outcome is Outcome.PAUSED
         self._no_card_left(end)
-        result = await close_turn(self._turn, end)
+        end, result = await close_turn(self._turn, end)
+        self._pausing = end.outcome is Outcome.PAUSED
         self._over(end, result)
 
     def _not_admitted(self, error: Exception) -> None:
@@ -267,12 +269,13 @@ class TurnRun:
         if blocks == []:
             driver.stop(StopReason.ABORT_PROMPT)
         try:
-            return await driver.run(blocks, self._claimed)
+            end = await driver.run(blocks, self._claimed)
         finally:
             turn.closed += driver.questions.closed
             turn.times.first_update = driver.first_update_at
-            if live.loaded and driver.first_update_at is not None:
-                turn.resume_worked(live)
+        if isinstance(end, rules.End) and end.settled and end.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
+            turn.agent_answered(live)
+        return end
 
     def _total_alarm(self) -> asyncio.TimerHandle | None:
         """The total limit counts from the dispatch; the driver only minds it once the agent is there."""
@@ -311,14 +314,14 @@ class TurnRun:
     def _claimed(self) -> None:
         turn, session = self._turn, self._turn.session
         if turn.resumes is not None:
-            turn.journal.event(EventType.NOTICE, {"kind": "chain_resumed", "start": turn.start})
+            turn.journal.event(EventType.NOTICE, {"kind": CHAIN_RESUMED, "start": turn.start})
         elif not self._said:
             content = [block for prompt in turn.claimed for block in prompt.content]
             turn.journal.event(EventType.USER_MESSAGE, {"content": content})
         self._said = True
         news = turn.remember_agent()
-        if not session.agent_state.get("has_context"):
-            # The first frame of a session is known at once: what a killed runner leaves must tell of it.
+        if turn.resumes is not None or not session.agent_state.get("has_context"):
+            # The first frame of a session or of a cold chain is known at once: what a killed runner leaves tells of it.
             session.outbox.flush_soon()
         if news:
             turn.services.tasks.spawn(f"agent of {self.turn_id}", turn.save_agent())

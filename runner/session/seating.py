@@ -194,7 +194,7 @@ class Seating:
         turn, live = self._turn, self._turn.live
         assert live is not None
         turn.live = turn.driver = None
-        self._resume_failed("the resumed agent gave no sign of life")
+        self._resume_failed("the resumed agent gave no sign of life", surely=True)
         turn.services.pool.destroy(live.seat, "resume_silent")
 
     async def _start_cold(self, cold: Cold) -> LiveSeat:
@@ -216,7 +216,7 @@ class Seating:
             self._under_way = None
         if isinstance(live, ResumeStuck):
             pool.discard(cold.seat, "resume_failed")
-            self._resume_failed(str(live))
+            self._resume_failed(str(live), surely=not live.empty)
             return await self._check_out()
         if isinstance(live, RunnerError):
             pool.discard(cold.seat, live.code)
@@ -259,7 +259,7 @@ class Seating:
         turn = self._turn
         if live.resume_failed is not None:
             why = "refused"
-            self._resume_failed(live.resume_failed)
+            self._resume_failed(live.resume_failed, surely=False)
         known = AgentSession.of(turn.session.agent_state.get("agent"))
         if live.agent_session is not None:
             place = live.agent_session.place
@@ -273,7 +273,7 @@ class Seating:
             data = {"kind": "context_lost", "reason": why or "not_offered", "told_bytes": told, "message": NEW_AGENT}
             turn.journal.event(EventType.NOTICE, data)
 
-    def _resume_failed(self, why: str) -> None:
+    def _resume_failed(self, why: str, *, surely: bool) -> None:
         """Count and show it; this turn does not try again, and its session not for ever (case I6)."""
         self._may_resume = False
         turn = self._turn
@@ -281,4 +281,4 @@ class Seating:
         turn.journal.event(EventType.NOTICE, {"kind": "resume_failed", "message": text})
         known = AgentSession.of(turn.session.agent_state.get("agent"))
         if known is not None:
-            turn.session.agent_state["agent"] = known.failed().as_json()
+            turn.session.agent_state["agent"] = known.failed(surely=surely).as_json()

@@ -255,7 +255,7 @@ class Session:
     async def save_question(self, row: InteractionRow) -> None:
         """Make a question durable before it is shown; a store that cannot be used does not hide it."""
         try:
-            await self._store.append([], [row])
+            self.outbox.told(await self._store.append([], [row]))
         except RunnerError as error:
             log.warning("question %s is not durable yet: %s", row.interaction_id, error)
             self.outbox.questions([row])

@@ -37,13 +37,18 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
 
 
 def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[InteractionRow]) -> dict[str, Any]:
-    """The view of a session that only the store knows: nothing of it runs here; ``asked`` are its open questions."""
+    """The view of a session that only the store knows: nothing of it runs here; ``asked`` are its open questions.
+
+    A turn without an ending runs at another replica, or at one whose death is not noticed yet.
+    """
     config = row.config
     idle = SessionState.AWAITING_APPROVAL if asked else SessionState.IDLE
+    running = last_turn.turn_id if last_turn is not None and last_turn.outcome is None else None
+    state = SessionState.ENDED if row.ended_at is not None else SessionState.RUNNING if running is not None else idle
     return {
         "session_id": row.session_id,
-        "state": (SessionState.ENDED if row.ended_at is not None else idle).value,
-        "running_turn": None,
+        "state": state.value,
+        "running_turn": running,
         "stopping": False,
         "queue": [],
         "pool": {"state": None, "start": None, "reason": None, "warm_until": None},

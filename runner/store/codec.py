@@ -18,7 +18,9 @@ CALLS: Final = frozenset(
     name for name, member in vars(Store).items() if inspect.iscoroutinefunction(member) and name != "close"
 )
 """Every method of the port that a runner may call at a plane."""
-ACROSS_PROJECTS: Final = frozenset({"open_turns", "paused_turns", "waiting_prompts", "open_commands", "open_interactions"})
+ACROSS_PROJECTS: Final = frozenset(
+    {"open_turns", "paused_turns", "waiting_prompts", "open_commands", "open_interactions"}
+)
 """Calls whose answer spans projects when they name none: a plane answers them for one project."""
 _STRICT: Final = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 

@@ -112,7 +112,13 @@ class HttpStore:
         *before, rest = _batches(ending.records)
         for records in before:
             await self.append(records)
-        return bool(await self._call("end", ending.turn.project, ending=replace(ending, records=rest)))
+        try:
+            return bool(await self._call("end", ending.turn.project, ending=replace(ending, records=rest)))
+        except RunnerError as error:
+            if error.code != "too_large" or not rest:
+                raise _refused(error) from None
+        await self.append(rest)
+        return await self.end(replace(ending, records=()))
 
     async def save_session(self, row: SessionRow) -> None:
         await self._call("save_session", row.project, row=row)
@@ -137,10 +143,17 @@ class HttpStore:
         project = next((row.project for rows in (records, interactions, prompts) for row in rows), None)
         if project is None:
             return Appended(0)
-        answer: Appended = await self._call(
-            "append", project, records=records, interactions=interactions, prompts=prompts
-        )
-        return answer
+        own = {"records": records, "interactions": interactions, "prompts": prompts}
+        try:
+            answer: Appended = await self._call("append", project, **own)
+            return answer
+        except RunnerError as error:
+            if error.code != "too_large" or len(records) < 2:
+                raise _refused(error) from None
+        middle = len(records) // 2
+        done = await self._append(records[:middle], (), ())
+        late = done.quarantined > 0
+        return _sum(done, await self._append(records[middle:], () if late else interactions, () if late else prompts))
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         for batch in _batches(records):
@@ -290,6 +303,11 @@ def _batches(records: Sequence[RecordRow]) -> list[Sequence[RecordRow]]:
             batches.append(records[start:index])
             start, size = index, len(row.data) + 256
     return [*batches, records[start:]]
+
+
+def _refused(error: RunnerError) -> RunnerError:
+    """What no request can carry is a row that the store refuses."""
+    return RunnerError("internal", error.message) if error.code == "too_large" else error
 
 
 def _sum(one: Appended, other: Appended) -> Appended:

@@ -35,7 +35,8 @@ class Lane:
             prompts = [row for row in (whole.prompt, *getattr(whole, "others", ())) if row is not None]
             interactions: Sequence[InteractionRow] = whole.interactions
         else:
-            self.session = parameters.get("row", self.session)
+            row = parameters.get("row")
+            self.session = row if isinstance(row, SessionRow) else self.session
             prompts, interactions = list(parameters.get("prompts", ())), parameters.get("interactions", ())
         self.prompts.update((row.prompt_id, row) for row in prompts)
         self.interactions.update((row.interaction_id, row) for row in interactions)

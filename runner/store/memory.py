@@ -9,7 +9,7 @@ from typing import Final
 from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
 from runner.rules.interaction import CLOSED
-from runner.rules.late import Standing, late
+from runner.rules.late import Standing, asked_late, late
 from runner.store import rows
 from runner.store.memory_commands import MemoryCommands
 from runner.store.port import (
@@ -105,12 +105,13 @@ class MemoryStore:
         judged = [(row, self._late(row)) for row in records]
         refused = [(row, why) for row, why in judged if why is not None]
         fresh = self._fresh(row for row, why in judged if why is None)
-        if refused:
+        unasked = sum(self._asked_late(row) for row in interactions)
+        if refused or unasked:
             prompts, interactions = (), ()
         self._save(prompts, interactions, fresh)
         for row, why in refused:
             self._set_aside(row, why, self._clock.now_ms())
-        return Appended(len(records) - len(refused), len(refused))
+        return Appended(len(records) - len(refused), len(refused) + unasked)
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         self._usable()
@@ -279,10 +280,19 @@ class MemoryStore:
         """Why a record does not count; one that is stored already does."""
         if (row.project, row.record_id) in self._record_ids:
             return None
+        return late(row.turn_id, row.epoch, self._standing(row), *self._newest_epochs(row.project, row.session_id))
+
+    def _asked_late(self, row: InteractionRow) -> bool:
+        if row.status in CLOSED or (row.project, row.interaction_id) in self._interactions:
+            return False
+        return asked_late(self._standing(row), self._newest_epochs(row.project, row.session_id)[0])
+
+    def _standing(self, row: RecordRow | InteractionRow) -> Standing | None:
         stored = self._turns.get((row.project, row.turn_id)) if row.turn_id is not None else None
         turn = rows.turn_row(stored) if stored is not None else None
-        of = Standing(turn.epoch, turn.outcome is not None) if turn and turn.session_id == row.session_id else None
-        return late(row.turn_id, row.epoch, of, *self._newest_epochs(row.project, row.session_id))
+        if turn is None or turn.session_id != row.session_id:
+            return None
+        return Standing(turn.epoch, turn.outcome is not None, turn.outcome == Outcome.PAUSED)
 
     def _newest_epochs(self, project: str, session_id: str) -> tuple[int, int]:
         """The highest epoch of the session's turns, and of its row's head; 0 for none."""

@@ -216,6 +216,8 @@ class Store(Protocol):
 
         Late records are quarantined (``rules.late``): their turn has its ending or is unknown, or their epoch is older
         than the session's newest one. When any was, the interactions and prompts are left alone: the writer is stale.
+        So it is when it brings an open question that is not stored, of a turn that has ended otherwise than paused or
+        that is not the newest; the question counts as quarantined and is kept nowhere.
         """
         ...
 

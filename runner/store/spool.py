@@ -164,7 +164,11 @@ class SpooledStore:
         return await self._remote.answer_interaction(row, expected_status)
 
     async def submit_command(self, row: CommandRow) -> CommandRow:
-        return await self._remote.submit_command(row)
+        """As the port says; spooled like what else its turn writes, for a Stop does not wait for the store."""
+        key = (row.project, row.session_id)
+        own = {"row": row}
+        work = self._remote.submit_command
+        return await self._spool.write(key, row.turn_id, "submit_command", own, lambda: work(row), row)
 
     async def claim_command(
         self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int

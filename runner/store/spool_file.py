@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 from collections.abc import Callable
@@ -27,6 +28,8 @@ CREATE TABLE refused (
     call TEXT NOT NULL, payload BLOB NOT NULL);
 """
 _VERSION: Final = 1
+LOCK_TRIES: Final = 100
+LOCK_PAUSE_SECONDS: Final = 0.1
 _APPLICATION_ID: Final = 0x41525350
 
 
@@ -54,24 +57,38 @@ class SpoolFile:
     the file cannot be used; a cancelled one is carried out all the same.
     """
 
-    def __init__(self, connection: sqlite3.Connection, worker: ThreadPoolExecutor) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock: int, worker: ThreadPoolExecutor) -> None:
         self._connection = connection
+        self._lock = lock
         self._worker = worker
         self.bytes = 0
         """Payload that waits."""
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open or create the file, mode 0600."""
+        """Open or create the file, mode 0600; waits a while for another process to close it."""
+        for _ in range(LOCK_TRIES):
+            spool = await cls.open_if_free(path, create=True)
+            if spool is not None:
+                return spool
+            await asyncio.sleep(LOCK_PAUSE_SECONDS)
+        raise RunnerError("store_unavailable", f"The spool {path} is used by another process.")
+
+    @classmethod
+    async def open_if_free(cls, path: Path, *, create: bool = False) -> Self | None:
+        """As ``open``; None at once when another process has the file, or without ``create`` when there is none."""
         worker = ThreadPoolExecutor(1, thread_name_prefix="spool")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(worker, _open, path)
+            opened = await asyncio.get_running_loop().run_in_executor(worker, _open, path, create)
         except BaseException as error:
             worker.shutdown(wait=False)
             if isinstance(error, OSError | sqlite3.Error):
                 raise RunnerError("store_unavailable", f"The spool {path} cannot be used: {error}.") from error
             raise
-        spool = cls(connection, worker)
+        if opened is None:
+            worker.shutdown(wait=False)
+            return None
+        spool = cls(*opened, worker)
         spool.bytes = await spool._run(lambda db: int(_one(db, "SELECT total(length(payload)) FROM waiting")[0]))
         return spool
 
@@ -127,9 +144,12 @@ class SpoolFile:
 
     async def close(self) -> None:
         """Finish what was asked, then close."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._worker, self._connection.close)
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._shut)
         self._worker.shutdown(wait=False)
+
+    def _shut(self) -> None:
+        self._connection.close()
+        os.close(self._lock)
 
     async def _rows(self, where: str, *parameters: str | int) -> list[Entry]:
         columns = "seq, project, session_id, turn_id, call, payload, rejected"
@@ -161,16 +181,36 @@ def _one(db: sqlite3.Connection, statement: str) -> tuple[float, ...]:
     return found
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    path.chmod(0o600)
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+def _open(path: Path, create: bool) -> tuple[sqlite3.Connection, int] | None:
+    if not create and not path.exists():
+        return None
+    lock = _locked(path)
+    if lock is None:
+        return None
     try:
-        _prepare(connection, path)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
     except BaseException:
-        connection.close()
+        os.close(lock)
         raise
-    return connection
+    return connection, lock
+
+
+def _locked(path: Path) -> int | None:
+    """A lock beside the file: whoever closed the file itself once would drop SQLite's own locks on it."""
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

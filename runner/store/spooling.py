@@ -30,6 +30,49 @@ MaySpool = Callable[[str, str, str], bool]
 OnRejected = Callable[[str, str, str], None]
 
 
+async def hand_in(path: Path, store: Store, clock: Clock) -> int:
+    """Write what waits in the spool of a dead process to the store, in its place; how many writes that were.
+
+    Nothing is done where there is no such file, where it cannot be read, or where its process lives again: then it
+    replays by itself.
+
+    Raises:
+        RunnerError: ``store_unavailable``: some of it waits on.
+    """
+    try:
+        file = await SpoolFile.open_if_free(path)
+    except RunnerError as error:
+        log.error("what a dead runner left cannot be handed in: %s", error.message)
+        return 0
+    if file is None:
+        return 0
+    try:
+        if await file.store_id() != store.store_id:
+            return 0
+        return await _hand_in(file, Replay(store, clock, lambda project, session_id, turn_id: True))
+    finally:
+        await file.close()
+
+
+async def _hand_in(file: SpoolFile, replay: Replay) -> int:
+    count = 0
+    while page := await file.after(0, 1):
+        done = await replay.write(page[0])
+        if done is not Replayed.WRITTEN:
+            log.error("a spooled %s of turn %s does not count: %s", page[0].call, page[0].turn_id, done.value)
+        await settle(file, page[0], done)
+        count += 1
+    return count
+
+
+async def settle(file: SpoolFile, entry: Entry, done: Replayed) -> None:
+    """Take an entry out of the line, as it ended."""
+    if done is Replayed.IMPOSSIBLE:
+        await file.refuse(entry)
+    else:
+        await file.drop(entry, reject_turn=done is Replayed.REJECTED and entry.call == "admit")
+
+
 class Spool:
     """One ordered way to a store for each session, through a file while the store gives no answer.
 
@@ -238,10 +281,7 @@ class Spool:
             lane.waiting = max(1, lane.waiting - 1)
 
     async def _settle(self, entry: Entry, done: Replayed) -> None:
-        if done is Replayed.IMPOSSIBLE:
-            await self._file.refuse(entry)
-        else:
-            await self._file.drop(entry, reject_turn=done is Replayed.REJECTED and entry.call == "admit")
+        await settle(self._file, entry, done)
         if done is Replayed.WRITTEN or entry.turn_id is None:
             return
         log.error("a spooled %s of turn %s does not count: %s", entry.call, entry.turn_id, done.value)

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any, Final
 
 from runner.rules.command import OPEN
-from runner.rules.late import Standing, late
+from runner.rules.interaction import CLOSED
+from runner.rules.late import Standing, asked_late, late
 from runner.store import rows
 from runner.store.faults import translated
 from runner.store.port import Appended, CommandRow, InteractionRow, PromptRow, RecordRow
 from runner.store.sql import PLACED, Placed
+from runner.terms import Outcome
 
 log = logging.getLogger("runner.store")
 
@@ -40,18 +42,18 @@ def appending(
     prompts: Sequence[PromptRow],
     now: Callable[[], int],
 ) -> Work:
-    """``Store.append``: late records are set aside, and then nothing but records is written."""
+    """``Store.append``: late records are set aside, and then, or behind a late question, only records are written."""
 
     def work(cursor: sqlite3.Cursor) -> Appended:
-        refused = _late(cursor, records)
-        if not refused:
+        refused, unasked = _late(cursor, records), _asked_late(cursor, interactions)
+        if not refused and not unasked:
             _run(many(records, interactions, prompts), False, cursor)
             return Appended(len(records))
         _run(many([row for place, row in enumerate(records) if place not in refused], (), ()), False, cursor)
         at = now()
         aside = [rows.quarantine_parameters(records[place], why, at) for place, why in refused.items()]
         _run([(SET_ASIDE, aside)], False, cursor)
-        return Appended(len(records) - len(refused), len(refused))
+        return Appended(len(records) - len(refused), len(refused) + unasked)
 
     return work
 
@@ -150,14 +152,32 @@ def _late(cursor: sqlite3.Cursor, records: Sequence[RecordRow]) -> dict[int, str
     for place, row in enumerate(records):
         of = (row.project, row.session_id, row.turn_id)
         if of not in standings:
-            ((newest, head, epoch, outcome),) = _rows(cursor, "standing", *of)
-            turn = Standing(epoch, outcome is not None) if epoch is not None else None
-            standings[of] = (newest or 0, head or 0, turn)
+            standings[of] = _standing(cursor, *of)
         newest, head, turn = standings[of]
         why = late(row.turn_id, row.epoch, turn, newest, head)
         if why is not None and not _rows(cursor, "record_exists", row.project, row.record_id):
             refused[place] = why
     return refused
+
+
+def _asked_late(cursor: sqlite3.Cursor, interactions: Sequence[InteractionRow]) -> int:
+    """How many open questions are new and of a turn that may not ask any more."""
+    found = 0
+    for row in interactions:
+        if row.status not in CLOSED:
+            newest, _, turn = _standing(cursor, row.project, row.session_id, row.turn_id)
+            if asked_late(turn, newest) and not _rows(cursor, "interaction", row.project, row.interaction_id):
+                found += 1
+    return found
+
+
+def _standing(
+    cursor: sqlite3.Cursor, project: str, session_id: str, turn_id: str | None
+) -> tuple[int, int, Standing | None]:
+    """The epochs of the session's newest turn and of its head, and how the turn stands."""
+    ((newest, head, epoch, outcome),) = _rows(cursor, "standing", project, session_id, turn_id)
+    turn = Standing(epoch, outcome is not None, outcome == Outcome.PAUSED) if epoch is not None else None
+    return newest or 0, head or 0, turn
 
 
 def _repeated(cursor: sqlite3.Cursor, row: CommandRow) -> CommandRow | None:

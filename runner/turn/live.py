@@ -65,7 +65,8 @@ class LiveSeat:
     """The inside of a busy or parked seat. Its turn, or the session while paused, is its only user.
 
     ``agent_session``: what a later process needs to go on with it, None where its home has no identity;
-    ``resumed``: it goes on with that of an earlier process; ``resume_failed``: why it does not, although it was tried.
+    ``resumed``: it goes on with that of an earlier process; ``resume_failed``: why it does not, although it was tried;
+    ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments.
     """
 
     seat: Seat
@@ -88,6 +89,7 @@ class LiveSeat:
     agent_session: AgentSession | None = None
     resumed: bool = False
     resume_failed: str | None = None
+    minted_input: frozenset[str] = frozenset()
 
     @property
     def loaded(self) -> bool:

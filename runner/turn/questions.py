@@ -32,7 +32,7 @@ class Questions:
 
     Attributes:
         open: rows by interaction id: pending ones, and answered ones that the agent must ask for again.
-        closed: rows that got their last status here, to be made durable by the owner.
+        closed: rows that got their last status here, to be made durable by the owner; ``on_closed`` is told of each.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Questions:
         *,
         turn_id: str | None = None,
         opened: dict[str, InteractionRow] | None = None,
+        on_closed: Callable[[InteractionRow], None] | None = None,
     ) -> None:
         self.open: dict[str, InteractionRow] = {} if opened is None else opened
         self.closed: list[InteractionRow] = []
@@ -52,6 +53,7 @@ class Questions:
         self._clock = clock
         self._mint = mint
         self._turn_id = turn_id or journal.turn_id or ""
+        self._on_closed = on_closed
         self._taken: dict[str, asyncio.Future[None]] = {}
 
     @property
@@ -100,6 +102,7 @@ class Questions:
             generation=self._live.seat.generation,
             redact=journal.redactor.tree,
             now_ms=self._clock.now_ms(),
+            minted=self._live.minted_input,
         )
         known = self._carried(item, tool, InteractionStatus.PENDING)
         if known is not None:
@@ -124,7 +127,8 @@ class Questions:
         ]
         if not waiting:
             return None
-        wanted = desk.binding(item, tool.data if tool is not None else None, self._journal.redactor.tree)
+        data = tool.data if tool is not None else None
+        wanted = desk.binding(item, data, self._journal.redactor.tree, self._live.minted_input)
         return next((row for row in waiting if row.request.get("binding") == wanted), None)
 
     def _outdate(self, fresh: InteractionRow) -> None:
@@ -222,6 +226,8 @@ class Questions:
 
     def _tell(self, row: InteractionRow) -> None:
         self.closed.append(row)
+        if self._on_closed is not None:
+            self._on_closed(row)
         self._journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
 
 

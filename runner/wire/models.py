@@ -252,7 +252,7 @@ def _not_built(field: str, value: str) -> RunnerError:
 
 
 def parse(validate: Callable[[Any], T], body: bytes) -> T:
-    """The body as ``validate`` reads it; a JSON object of at most ``MAX_DEPTH`` levels. Raises as ``parse_dispatch``."""
+    """The body as ``validate`` reads it: a JSON object of at most ``MAX_DEPTH`` levels. Raises as above."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

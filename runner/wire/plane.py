@@ -64,7 +64,7 @@ class PlaneClient:
 
         Raises:
             RunnerError: the client's ``unreachable`` code when the plane gives no answer or says that it cannot work
-                now, ``unwelcome`` for want of a token, ``internal`` when it refuses the request.
+                now, ``unwelcome`` for want of a token, ``too_large``, ``internal`` when it refuses the request.
         """
         headers = {"Authorization": f"Bearer {self.token(project)}", "Content-Type": "application/json"}
         http = self.session()
@@ -120,8 +120,8 @@ class PlaneClient:
         problem = _problem(content)
         if problem is None or status in (429, 502, 503, 504):
             return self._gone(f"it answered {status}{'' if problem is None else f' ({problem.message})'}")
-        if problem.code == "internal":
-            return RunnerError("internal", problem.message)
+        if problem.code in ("internal", "too_large"):
+            return RunnerError(problem.code, problem.message)
         code = self._unwelcome if status in (401, 403) else "internal"
         return RunnerError(code, f"The plane refused a request of this runner ({status}): {problem.message}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -168,6 +169,20 @@ def test_a_question_is_exit_4_and_its_printed_command_answers_it(shell: Shell) -
     assert (answered.returncode, "consumed" in answered.stderr) == (0, True)
     until(lambda: json.loads(shell.run("sessions", "show", "a", "--json").stdout)["state"] == "idle")
     assert shell.result("-s", "a", "/stream 1")["start"] == "hit"
+
+
+@pytest.mark.usefixtures("server")
+def test_a_form_is_filled_in_by_its_printed_command(shell: Shell) -> None:
+    asked = shell.run("prompt", "-s", "a", "/form")
+    assert asked.returncode == 4
+    command = next(line for line in asked.stderr.splitlines() if "acp-runner approve" in line)
+    answered = shell.run(*shlex.split(command.replace("name=…", "name=Ada Lovelace"))[1:])
+    assert (answered.returncode, "consumed" in answered.stderr) == (0, True)
+    until(lambda: json.loads(shell.run("sessions", "show", "a", "--json").stdout)["state"] == "idle")
+    assert shell.run("prompt", "-s", "a", "/form").returncode == 4
+    wrong = shell.run("approve", "--allow", "--set", "name=x", "--set", "times=10")
+    assert (wrong.returncode, "content.times" in wrong.stderr) == (1, True)
+    assert shell.run("approve", "--deny").returncode == 0
 
 
 def test_without_a_server_one_is_started_for_the_call(shell: Shell) -> None:

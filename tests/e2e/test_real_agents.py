@@ -338,3 +338,34 @@ async def test_a_killed_server_leaves_no_agent(
     await until(lambda: not server.census() and not server.everybody(), "the cell is gone")
     server.start()
     server.stop()
+
+
+@pytest.mark.parametrize("decision", ["allow", "deny"])
+async def test_an_answer_behind_a_killed_server_reaches_an_agent_that_remembers(
+    tmp_path: Path, installed_harnesses: InstalledHarnesses, name: str, model: ModelServer, decision: str
+) -> None:
+    """Case F9: the next server resumes the agent session; it asks for the same again, and that is answered."""
+    server = Server(tmp_path / "own")
+    installed_harnesses.link_into(server.state_dir)
+    server.start()
+    env = model_variables(name, model)
+    try:
+        async with server.client() as client:
+            talk = Talk(server, client, "s", harness=name, env=env)
+            paused = await talk.prompt("[[insist:touch asked.txt]]", prompt_id="asks")
+            assert paused["outcome"] == "paused", paused
+            (question,) = await talk.questions()
+            server.kill()
+        server.start()
+        async with server.client() as client:
+            talk = Talk(server, client, "s", harness=name, env=env)
+            assert [item["interaction_id"] for item in await talk.questions()] == [question["interaction_id"]]
+            await client.answer("s", question["interaction_id"], decision=decision)
+            result = await talk.prompt("[[insist:touch asked.txt]]", prompt_id="asks")
+            assert (result["outcome"], result["start"]) == ("completed", "resumed"), result
+            assert file_of(talk, "asked.txt").exists() == (decision == "allow")
+            rows = (await client.interactions("s"))["items"]
+            assert [row["status"] for row in rows] == ["consumed"]
+            await talk.check()
+    finally:
+        server.stop()

@@ -39,11 +39,14 @@ async def killed(talk: Talk) -> int:
 
 
 async def test_a_killed_server_costs_no_memory(serve: Serve) -> None:
-    """Cases L2, M6: kill -9 of the runner between two turns; its successor resumes at once, and nothing comes twice."""
+    """Cases C5, L2, M6: kill -9 of the runner between two turns; its successor resumes at once, nothing comes twice.
+
+    What the agent had written to the workspace is there: nothing that can start again was deleted.
+    """
     server = serve()
     async with server.client() as client:
         talk = Talk(server, client, "s", harness="demo")
-        assert (await talk.prompt("one"))["text"] == "You said: one (message 1 of this conversation)"
+        assert (await talk.prompt("/write draft.txt not committed"))["ok"]
         before = await talk.records()
     server.kill()
     server.start()
@@ -57,7 +60,8 @@ async def test_a_killed_server_costs_no_memory(serve: Serve) -> None:
         assert records[: len(before)] == before
         assert len(messages(records)) == 2
         assert notices(records) == []
-        assert (await talk.prompt("three"))["start"] == "hit"
+        kept = await talk.prompt("/read draft.txt")
+        assert (kept["start"], kept["text"]) == ("hit", "not committed\n")
         await talk.check()
 
 
@@ -96,7 +100,7 @@ def patient(serve: Serve) -> Server:
 
 @pytest.mark.parametrize("manner", ["well", "flood 500", "fail", "empty", "crash", "hang", "silent"])
 async def test_whatever_a_load_brings_the_turn_goes_on(patient: Server, manner: str) -> None:
-    """Cases G13, M6, M7, with a real process: kill the agent, and prompt again."""
+    """Cases C5, G13, M6, M7, with a real process: kill the agent, and prompt again; what was replaced is told."""
     async with patient.client() as client:
         talk = Talk(patient, client, "s", harness="demo", limits={"first_update_seconds": 2})
         await talk.prompt("the first question")

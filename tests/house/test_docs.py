@@ -20,6 +20,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)")
 COMMAND = re.compile(r"(?:^|\s|`|/)acp-runner ([a-z]+)(?: ([a-z]+))?")
 SCRIPT = re.compile(r"(?<![\w/])scripts/([a-z.]+)")
 
+LONG = {"s": "session", "i": "interaction", "c": "command"}
+
 
 def page_id(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -87,7 +89,7 @@ def test_ci_calls_the_commands_of_the_readme() -> None:
 def test_the_page_of_the_api_lists_the_routes_that_are_built() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
     listed = {
-        (method, path.split("?")[0].replace("{sid}", "{session_id}").replace("{iid}", "{interaction_id}"))
+        (method, re.sub(r"\{(.)id\}", lambda short: f"{{{LONG[short[1]]}_id}}", path.split("?")[0]))
         for line in page.splitlines()
         if line.startswith("| `")
         for method, path in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`\s]*)`", line)

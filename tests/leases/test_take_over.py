@@ -318,6 +318,16 @@ async def test_an_unfenced_turn_takes_its_session_over(replica: Replica, phase: 
     assert replica.lost == []
 
 
+@PHASES
+async def test_what_an_unfenced_turn_gives_back_has_the_lease_that_it_had(replica: Replica, phase: str):
+    await replica.stood(phase)
+    await unfenced(replica, beat("t2", predecessor="t1", epoch_floor=1))
+    await replica.beats.give_back(beat("t2", phase="ended"))
+    assert replica.beats.holds("p", "s", "t1")
+    await asyncio.sleep(21)
+    assert replica.lost == ["t1"]
+
+
 @pytest.mark.parametrize("phase", ["paused", "parked", "ended"])
 async def test_an_unfenced_turn_that_ended_meanwhile_is_granted_late(replica: Replica, phase: str):
     await unfenced(replica, beat())

@@ -10,6 +10,7 @@ inside a tool result counts.
 ``[[hold]]``           first text chunk (``HELD_TEXT``), then held until released, then the rest
 ``[[hold0]]``          held before the response headers
 ``[[shell:CMD]]``      call the harness's shell tool
+``[[insist:CMD]]``     the same, again and again until the command had a result that is no interruption
 ``[[esc:CMD]]``        the same, asking for escalation where the tool has such an argument
 ``[[tool:NAME JSON]]`` call the named tool with these arguments
 ``[[http:500]]``       an HTTP error with that status
@@ -37,9 +38,11 @@ MAX_CHUNKS = 100_000
 MAX_ECHO = 2_000
 
 _DIRECTIVE = re.compile(
-    r"\[\[(?P<name>text|stream|empty|hold0|hold|shell|esc|tool|http|cut)(?::(?P<value>.*?))?\]\]",
+    r"\[\[(?P<name>text|stream|empty|hold0|hold|shell|insist|esc|tool|http|cut)(?::(?P<value>.*?))?\]\]",
     re.DOTALL,
 )
+
+_INTERRUPTED = re.compile(r"aborted|interrupted", re.IGNORECASE)
 
 _SHELL_TOOLS = (
     "Bash",
@@ -100,11 +103,26 @@ def decide(items: Sequence[Item], tools: Mapping[str, Mapping[str, Any]]) -> Ste
         found = list(_DIRECTIVE.finditer(item.text))
         if found:
             return _step(found[-1]["name"], found[-1]["value"] or "", tools)
+    insisted = _insisted(items)
+    if insisted is not None:
+        return _shell_step("insist", insisted, tools)
     results = [item.text for item in fresh if item.kind == "tool_result"]
     if results:
         return Step("tool_done", (f"{TOOL_DONE} {results[-1][:MAX_ECHO]}",))
     said = asked[-1].text[:MAX_ECHO] if asked else ""
     return Step("echo", (f"echo: {said}",))
+
+
+def _insisted(items: Sequence[Item]) -> str | None:
+    """The command of the last ``insist``, unless it had a result."""
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        if item.kind == "tool_result" and not _INTERRUPTED.search(item.text):
+            return None
+        found = list(_DIRECTIVE.finditer(item.text)) if item.kind == "user" else []
+        if found:
+            return found[-1]["value"] if found[-1]["name"] == "insist" else None
+    return None
 
 
 def _after_last(items: Sequence[Item], kind: str) -> Sequence[Item]:

@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.store.port import Appended, CommandRow
 from runner.store.spool import SpooledStore
 from runner.store.spool_file import SpoolFile
+from runner.store.spooling import hand_in
 from tests.plane.remote import Remote
 from tests.store.rows import admission, ended, ending, prompt, question, record, session, turn
 from tests.virtual_time import LoopClock
@@ -267,7 +268,8 @@ async def test_reads_of_a_waiting_session_answer_from_what_waits_or_not_at_all(r
         store.paused_turns(),
         store.open_commands(),
         store.answer_interaction(question(status="answered"), "pending"),
-        store.submit_command(CommandRow("p", "s", "c", "cancel", "pending", "t1", 1)),
+        store.submit_command(CommandRow("p", "s9", "c", "cancel", "pending", "t9", 1)),
+        store.settle_command("p", "c", "applied", "stopped", 1),
         store.delete_session_content("p", "s"),
     ):
         await unavailable(unknown)
@@ -395,6 +397,38 @@ async def test_what_was_spooled_for_one_store_is_not_given_to_another(tmp_path: 
     assert "store_remote" in error.message
 
 
+async def test_a_spool_is_handed_in_only_for_the_dead_and_to_its_own_store(tmp_path: Path):
+    replica = Replica(Remote(), tmp_path / "spool")
+    store = await replica.open()
+    await store.admit(admission())
+    replica.remote.unavailable = True
+    await store.append([record(1)])
+    heir, clock = replica.remote, LoopClock()
+    assert await hand_in(tmp_path / "spool", heir, clock) == 0, "its owner lives"
+    assert await hand_in(tmp_path / "none", heir, clock) == 0
+    assert not (tmp_path / "none").exists()
+    await store.close()
+    other = Remote()
+    other.store_id = "store_other"
+    assert await hand_in(tmp_path / "spool", other, clock) == 0
+    await unavailable(hand_in(tmp_path / "spool", heir, clock))
+    heir.unavailable = False
+    assert await hand_in(tmp_path / "spool", heir, clock) == 1
+    assert await heir.records("p", "s", None, 10) == [record(1)]
+    assert await hand_in(tmp_path / "spool", heir, clock) == 0
+
+
+async def test_a_spool_in_use_is_waited_for_and_then_refused(tmp_path: Path):
+    held = await SpoolFile.open(tmp_path / "spool")
+    second = asyncio.create_task(SpoolFile.open(tmp_path / "spool"))
+    await asyncio.sleep(3)
+    await held.close()
+    held = await second
+    error = await unavailable(SpoolFile.open(tmp_path / "spool"))
+    assert "another process" in error.message
+    await held.close()
+
+
 @pytest.mark.parametrize("content", [b"no database at all, but long enough to be looked at", b""])
 async def test_a_file_that_is_no_spool_is_refused_or_made_one(tmp_path: Path, content: bytes):
     path = tmp_path / "spool"
@@ -436,6 +470,23 @@ async def test_a_late_record_is_kept_for_good_although_the_store_is_away(replica
     remote.unavailable = False
     await replica.drained()
     assert [row.reason for _, row in await store.quarantined("p", 10)] == ["ended_otherwise"]
+
+
+async def test_a_stop_in_an_outage_is_kept_and_settled_with_its_turn(replica: Replica):
+    store, remote = replica.store, replica.remote
+    await store.admit(admission())
+    remote.unavailable = True
+    row = CommandRow("p", "s", "c1", "cancel", "claimed", "t1", 5, claimed_by="r1", claimed_until=99)
+    assert await store.submit_command(row) == row
+    await unavailable(store.submit_command(replace(row, command_id="c2", turn_id="t7")))
+    settled = replace(row, state="applied", outcome="stopped", finished_at=9)
+    await store.end(ending(turn(), "cancelled", commands=[settled]))
+    assert await store.session("p", "s") == session(at=2000)
+    remote.unavailable = False
+    await replica.drained()
+    stored = await store.command("p", "c1")
+    assert stored is not None and (stored.state, stored.outcome) == ("applied", "stopped")
+    assert await store.open_commands() == []
 
 
 async def test_a_caller_that_fails_on_a_rejection_stops_nothing(tmp_path: Path):

@@ -16,9 +16,9 @@ from runner.store.http import HttpStore
 from runner.store.memory import MemoryStore
 from runner.store.port import Appended
 from runner.store.spool import SpooledStore
-from tests.plane.bed import BOTH, ServedPlane
+from tests.plane.bed import BODY_MAX, BOTH, ServedPlane
 from tests.plane.remote import Remote
-from tests.store.rows import admission, ended, ending, record, turn
+from tests.store.rows import admission, ended, ending, question, record, turn
 
 
 @pytest.fixture
@@ -89,6 +89,20 @@ async def test_what_is_larger_than_a_request_may_be_goes_in_several(
     assert await store.records("p", "s", (1, 70), 9) == more[30:]
     assert len(await store.quarantined("p", 100)) == 40
     assert len(await store.quarantined("p", 5)) == 5
+
+
+async def test_a_plane_with_a_smaller_bound_gets_smaller_requests(plane: ServedPlane, store: HttpStore):
+    """The bound of the other side is not known here; only a row beyond it is refused."""
+    await store.admit(admission())
+    rows = [record(n, data=b'"' + b"x" * 9000 + b'"') for n in range(1, 31)]
+    assert await store.append(rows, [question()]) == Appended(30)
+    assert await store.interaction("p", "i1") == question()
+    huge = record(31, data=b'"' + b"x" * BODY_MAX + b'"')
+    assert await code(store.append([huge])) == "internal"
+    assert await code(store.append([huge, record(32)])) == "internal"
+    more = [record(n, data=b'"' + b"x" * 9000 + b'"') for n in range(40, 60)]
+    assert await store.end(ending(turn(), records=more))
+    assert await store.records("p", "s", None, 100) == [*rows, *more]
 
 
 async def test_a_row_that_the_store_refuses_is_no_outage(plane: ServedPlane, store: HttpStore):

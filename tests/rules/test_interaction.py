@@ -167,6 +167,17 @@ def test_an_approval_covers_the_same_call(same: dict[str, Any]):
     assert binding(same) == binding(CALL)
 
 
+def test_what_an_agent_makes_anew_for_each_call_is_no_argument():
+    """An agent that was started again asks for the same call with other ids; everything else stays bound."""
+    first = {**CALL, "raw_input": {"command": "rm x", "call_id": "1"}}
+    again = {**CALL, "raw_input": {"command": "rm x", "call_id": "2"}}
+    other = {**CALL, "raw_input": {"command": "rm y", "call_id": "1"}}
+    assert binding(first) != binding(again)
+    assert binding(first, {"call_id"}) == binding(again, {"call_id"})
+    assert binding(first, {"call_id"}) != binding(other, {"call_id"})
+    assert binding({**CALL, "raw_input": "rm x"}, {"call_id"}) == binding({**CALL, "raw_input": "rm x"})
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.rules.late import Late, Standing, late
+from runner.rules.late import Late, Standing, asked_late, late
 
 GOES_ON, OVER = Standing(3, ended=False), Standing(3, ended=True)
 
@@ -30,3 +30,18 @@ GOES_ON, OVER = Standing(3, ended=False), Standing(3, ended=True)
 )
 def test_what_is_late(turn_id, epoch, turn, newest, head, verdict):
     assert late(turn_id, epoch, turn, newest, head) is verdict
+
+
+@pytest.mark.parametrize(
+    ("turn", "newest", "too_late"),
+    [
+        (GOES_ON, 3, False),
+        (Standing(3, ended=True, paused=True), 3, False),
+        (Standing(3, ended=True, paused=True), 4, True),
+        (OVER, 3, True),
+        (GOES_ON, 4, True),
+        (None, 3, False),
+    ],
+)
+def test_who_may_still_ask(turn, newest, too_late):
+    assert asked_late(turn, newest) is too_late

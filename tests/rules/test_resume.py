@@ -72,15 +72,26 @@ def test_failures_add_up_to_a_budget_until_the_harness_changes() -> None:
     known = KNOWN
     for _ in range(MAX_FAILURES):
         assert obstacle(known, HERE, "load") is None
-        known = known.failed()
+        known = known.failed(surely=True)
     assert obstacle(known, HERE, "load") == "failed_before"
     assert failures_of(known, replace(HERE, home="home-2")) == MAX_FAILURES
     assert failures_of(known, replace(HERE, facet="f2")) == 0
     assert failures_of(None, HERE) == 0
 
 
+def test_a_session_that_never_answered_has_nothing_to_load() -> None:
+    """Its refusal says nothing about the harness: a first turn may end before the agent keeps anything."""
+    assert KNOWN.failed(surely=False).failures == 0
+    assert KNOWN.failed(surely=True).failures == 1
+    answered = KNOWN.works(resumed=False)
+    assert answered.failed(surely=False).failures == 1
+    failed = answered.failed(surely=True)
+    assert failed.works(resumed=False).failures == 1
+    assert failed.works(resumed=True).failures == 0
+
+
 def test_it_is_stored_as_json_and_read_back() -> None:
-    known = replace(KNOWN, failures=1)
+    known = replace(KNOWN, failures=1, answered=True)
     assert AgentSession.of(json.loads(json.dumps(known.as_json()))) == known
 
 

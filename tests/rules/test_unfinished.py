@@ -16,6 +16,14 @@ def admitted(*prompt_ids: str) -> tuple[str, Any]:
     return "turn_admitted", {"turn_id": "t", "prompt_ids": list(prompt_ids)}
 
 
+def resumes() -> tuple[str, Any]:
+    return "turn_admitted", {"turn_id": "t2", "prompt_ids": ["a"], "resumes": "t"}
+
+
+STARTING: tuple[str, Any] = ("environment", {"phase": "starting"})
+SENT: tuple[str, Any] = ("notice", {"kind": "chain_resumed"})
+
+
 def ended(prompt_id: str) -> tuple[str, Any]:
     return "prompt_ended", {"prompt_id": prompt_id, "state": "done"}
 
@@ -35,6 +43,13 @@ def tool(name: str, status: str, **more: str) -> tuple[str, Any]:
         ([BUSY, admitted("a"), admitted("a"), ended("a"), IDLE], Unfinished()),
         ([BUSY, admitted("a"), admitted("b")], Unfinished({"a": None, "b": None}, busy=True)),
         ([("user_message", {"content": []})], Unfinished(context=True)),
+        ([resumes()], Unfinished({"a": None})),
+        ([resumes(), STARTING], Unfinished({"a": None}, unsent=True)),
+        ([resumes(), STARTING, ("notice", {"kind": "context_lost"})], Unfinished({"a": None}, unsent=True)),
+        ([resumes(), STARTING, SENT], Unfinished({"a": None})),
+        ([resumes(), STARTING, SENT, STARTING], Unfinished({"a": None})),
+        ([resumes(), STARTING, admitted("b")], Unfinished({"a": None, "b": None})),
+        ([admitted("a"), STARTING], Unfinished({"a": None})),
         ([tool("x", "completed")], Unfinished()),
         ([tool("x", "deferred", title="ls")], Unfinished(tools={"x": dict(tool("x", "deferred", title="ls")[1])})),
         ([tool("x", "deferred"), tool("x", "cancelled")], Unfinished()),

@@ -351,6 +351,11 @@ async def test_a_body_that_is_too_large_is_refused_here(two: Neighbours) -> None
     assert two.sessions["b"].calls == []
 
 
+async def test_other_expectations_are_refused(two: Neighbours) -> None:
+    status, problem, _ = await ask(two, "POST", TURNS, json=PROMPT, headers={"Expect": "wonders"})
+    assert (status, problem["code"], problem["field"]) == (417, "invalid_request", "Expect")
+
+
 async def test_a_packed_body_arrives_unpacked(two: Neighbours) -> None:
     two.book.holder = "b"
     packed = gzip.compress(orjson.dumps({"prompt": "packed " * 1000}))
@@ -427,6 +432,22 @@ class TestGateway:
         await gate.stop("r1")
         status, problem, _ = await ask(gate, "POST", TURNS, json=PROMPT)
         assert (status, problem["code"]) == (503, "plane_unavailable")
+
+    async def test_a_runner_that_is_full_is_passed_over(self, gate: Neighbours) -> None:
+        full, other = await gate.add("r1"), await gate.add("r2")
+        full.capacity = False
+        assert (await ask(gate, "POST", TURNS, json=PROMPT, headers=JSON))[0] == 200
+        assert [call[0] for call in other.calls] == ["dispatch"]
+        other.capacity = False
+        status, problem, headers = await ask(gate, "POST", TURNS, json=PROMPT)
+        assert (status, problem["code"], headers["Retry-After"]) == (429, "runner_at_capacity", "1")
+
+    async def test_an_owner_that_is_full_is_not(self, gate: Neighbours) -> None:
+        (await gate.add("r1")).capacity = False
+        other = await gate.add("r2")
+        gate.book.holder = "r1"
+        assert (await ask(gate, "POST", TURNS, json=PROMPT))[0] == 429
+        assert other.calls == []
 
     async def test_the_owner_comes_first(self, gate: Neighbours) -> None:
         await gate.add("r1")

@@ -199,6 +199,20 @@ async def test_what_came_and_went_between_two_looks_is_read_all_the_same(two: Ne
     assert at.cursors == ["1.1", "1.2"]
 
 
+async def test_what_is_not_kept_here_any_more_is_read_from_the_store(two: Neighbours) -> None:
+    """The live log was dropped, as when another replica had the session meanwhile."""
+    silent(two.sessions["a"])
+    at = Following(two)
+    mine = await opened(two.sessions["a"])
+    mine.feed(text(1)).cut("gone")
+    reader = await opened(two.sessions["a"], mine)
+    assert two.sessions["a"].calls[-1][3] == ("1.1", True)
+    reader.feed(text(2)).end()
+    await at.ended()
+    assert at.cursors == ["1.1", "1.2"]
+    assert b"resync" not in at.body
+
+
 async def test_half_a_line_of_a_cut_stream_is_not_shown(two: Neighbours) -> None:
     """Case H5: the half is thrown away with its connection, and the whole line comes from the next owner."""
 

@@ -101,8 +101,14 @@ async def test_questions_and_answers(http: ClientSession, sessions: FakeSessions
     sessions.replies["answer"] = Reply(202, question(status="answered"))
     async with http.post(f"{S1}/interactions/i1/answer", json={"decision": "allow"}) as answer:
         assert (answer.status, (await answer.json())["status"]) == (202, "answered")
-    async with http.post(f"{S1}/interactions/i1/answer", json={}) as answer:
-        assert answer.status == 400
+    filled = {"action": "accept", "content": {"name": "x", "times": 2}}
+    async with http.post(f"{S1}/interactions/i1/answer", json=filled) as answer:
+        assert answer.status == 202
+    request = sessions.calls[-1][3][1]
+    assert (request.action, request.content, request.decision) == ("accept", filled["content"], None)
+    for body in ({}, {"action": "decline", "content": {}}, {"action": "accept", "decision": "allow"}):
+        async with http.post(f"{S1}/interactions/i1/answer", json=body) as answer:
+            assert answer.status == 400
     async with http.post(f"{S1}/interactions/i2/answer", json={"decision": "allow"}) as answer:
         assert answer.status == 404
 

@@ -310,6 +310,29 @@ async def test_a_crash_between_claim_and_resume_gives_the_answer_back_case_f2(be
     await again.close()
 
 
+@pytest.mark.parametrize("boots", [1, 2])
+async def test_a_crash_while_the_new_agent_starts_gives_the_answer_back_case_f2(bed: Bed, boots: int) -> None:
+    bed, _, [question] = await cold(bed)
+    bed.provider.start_gate = asyncio.Event()
+    answering = asyncio.create_task(bed.answer(question, decision="allow"))
+    await asyncio.sleep(1)
+    for number in range(boots):
+        bed = await Bed.make(store=await crash(bed), replica_id=f"rep_{number + 2}")
+    await asyncio.gather(answering, return_exceptions=True)
+    told = (await questions_of(bed))[question]
+    assert (told["status"], "answer" in told, "runner stopped" in told["last_error"]) == ("pending", False, True)
+    assert (await bed.sessions.view(CALLER, "s"))["open_interactions"] == [question]
+    assert "prompt_ended" not in types(await bed.history())
+    answering = asyncio.create_task(bed.answer(question, decision="allow"))
+    agent, frame = await next_agent(bed)
+    agent.ask(9, "t9")
+    assert (await answering).status == 200
+    agent.say("ok")
+    agent.answer(frame)
+    await check(bed, ["paused", "lost", "completed"])
+    await bed.close()
+
+
 async def test_a_claim_that_nobody_carries_lapses_case_f2(bed: Bed) -> None:
     """Another replica claimed the answer and died: nobody else is told for ever that it was answered."""
     bed, _, [question] = await cold(bed)
@@ -598,11 +621,12 @@ async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed
     row = await bed.store.interaction("p", question)
     left = dataclasses.replace(row, interaction_id="int_left", status="pending", answer=None)
     answered = dataclasses.replace(left, interaction_id="int_given", status="answered", answer={"decision": "allow"})
-    await bed.store.append([], [left, answered])
+    for given in (left, answered):
+        bed.store._save_interaction(given)
     again = await Bed.make(store=await crash(bed), replica_id="rep_2")
     rows = {name: item["status"] for name, item in (await questions_of(again)).items()}
     assert rows["int_left"] == "expired", "a boot closes what nobody waits for"
-    await again.store.append([], [dataclasses.replace(left, interaction_id="int_late")])
+    again.store._save_interaction(dataclasses.replace(left, interaction_id="int_late"))
     again.sessions._registry._sessions.clear()
     assert (await again.turn())["ok"] is True
     closed = [e["data"]["interaction_id"] for e in await again.history() if e["type"] == "interaction_closed"]

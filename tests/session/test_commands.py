@@ -282,19 +282,33 @@ async def test_a_kill_of_an_idle_session_is_stored_too(bed: Bed) -> None:
     assert (stored["kind"], stored["state"]) == ("kill", "obsolete")
 
 
-async def test_a_kill_takes_what_is_on_its_way_too(bed: Bed) -> None:
+async def test_a_kill_takes_everything_that_is_on_its_way(bed: Bed) -> None:
     plane: Any = bed.replica.plane
-    handle, _, _ = await running(bed)
-    gate = plane.gates["running"] = Gate()
-    knocking = asyncio.create_task(bed.dispatch(prompt="two"))
-    await gate.reached.wait()
+    beat, gates = plane.beat, {"one": Gate(), "two": Gate()}
+
+    async def held(sent: Any) -> Any:
+        if sent.phase == "running" and sent.turn_id in gates:
+            await gates[sent.turn_id].passes()
+        return await beat(sent)
+
+    plane.beat = held
+    dispatches = [
+        asyncio.create_task(bed.dispatch(prompt=name, turn_id=name, keep_on_disconnect=True)) for name in gates
+    ]
+    for gate in gates.values():
+        await gate.reached.wait()
     killing = asyncio.create_task(bed.sessions.kill(CALLER, "s"))
-    assert (await handle.result())["outcome"] == "cancelled"
-    gate.open()
-    two = await knocking
-    assert (await two.result())["outcome"] in ("cancelled", "failed")
+    await asyncio.sleep(0.5)
+    gates["one"].open()
+    one = await dispatches[0]
+    assert (await one.result())["outcome"] == "cancelled"
+    await asyncio.sleep(0.5)
+    assert not killing.done(), "the other may still become a turn"
+    gates["two"].open()
+    two = await dispatches[1]
+    assert (await two.result())["outcome"] == "cancelled"
     assert (await killing).body["outcome"] == "stopped"
-    assert bed.provider.alive == set()
+    assert (bed.provider.sandboxes, [row.kind for row in await rows(bed)]) == ([], ["kill"])
 
 
 async def test_a_stop_and_a_kill_are_told_apart_and_both_settled(bed: Bed) -> None:
@@ -379,9 +393,13 @@ async def test_the_outcome_of_an_ending_that_is_owed_comes_with_it(bed: Bed) -> 
     assert (await bed.turn(nth=2))["start"] == "hit"
 
 
-async def test_a_turn_that_somebody_else_ended_as_lost_takes_its_stop_along(bed: Bed) -> None:
+@pytest.mark.parametrize(("seconds", "state"), [(0, "obsolete"), (9, "applied")])
+async def test_a_turn_that_somebody_else_ended_as_lost_takes_its_stop_along(
+    bed: Bed, seconds: float, state: str
+) -> None:
     handle, agent, frame = await running(bed)
     reply = await bed.cancel()
+    await asyncio.sleep(seconds)
     turn = await bed.store.turn("p", "s", handle.turn_id)
     session = await bed.store.session("p", "s")
     assert await bed.store.end(Ending(session, replace(turn, outcome="lost", ended_at=1)))
@@ -390,7 +408,8 @@ async def test_a_turn_that_somebody_else_ended_as_lost_takes_its_stop_along(bed:
     await handle.result()
     await asyncio.sleep(1)
     stored = await command(bed, reply)
-    assert (stored["state"], stored["outcome"]) == ("obsolete", "lost")
+    assert (stored["state"], stored["outcome"]) == (state, "lost")
+    assert stored["finished_at"] is not None
 
 
 async def test_a_long_stop_is_applied_before_its_claim_lapses_case_m9() -> None:
@@ -400,6 +419,7 @@ async def test_a_long_stop_is_applied_before_its_claim_lapses_case_m9() -> None:
     await asyncio.sleep(14)
     stored = await command(bed, reply)
     assert (stored["state"], stored["outcome"]) == ("applied", None)
+    assert (await bed.cancel()).body["command_id"] == reply.body["command_id"], "pressed again, it is the same Stop"
     await asyncio.sleep(30)
     agent.answer(frame, "cancelled")
     assert (await handle.result())["outcome"] == "cancelled"

@@ -203,6 +203,20 @@ async def test_a_closed_runner_refuses_while_the_plane_is_away(several: Several)
     assert (await one.turn())["ok"]
 
 
+async def test_a_stale_replica_asks_nothing(several: Several) -> None:
+    """The question of a turn that another replica ended is not stored, and stops the turn as superseded."""
+    one, two = await several.replica("a"), await several.replica("b")
+    _, agent, _ = await running(one)
+    turn = (await several.store.open_turns())[0]
+    await several.plane.release_replica("a")
+    assert await two.replica.services.owners.close_lost(turn)
+    agent.ask(1, "t1")
+    await asyncio.sleep(1)
+    assert await several.store.interactions("p") == []
+    await asyncio.sleep(20)
+    assert one.sessions._runs == {}
+
+
 async def test_a_stale_replica_is_told_by_the_store(several: Several) -> None:
     """Its records of an ended turn are set aside, and its turn stops as superseded."""
     one, two = await several.replica("a"), await several.replica("b")

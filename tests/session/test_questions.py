@@ -163,6 +163,38 @@ async def test_two_verdicts_at_once_have_one_winner_case_f12(bed: Bed) -> None:
     await check(bed, ["paused", "completed"])
 
 
+async def test_a_finished_prompt_answers_each_retry_at_once_case_h10(bed: Bed) -> None:
+    """A storm of reconnects behind an answered question: the last frame and the result for everybody, and no turn."""
+    _, agent, frame, [question] = await paused(bed, prompt_id="one")
+    await bed.answer(question, decision="allow")
+    agent.say("ok")
+    agent.answer(frame)
+    await check(bed, ["paused", "completed"])
+    turns, began = len(await bed.history()), asyncio.get_running_loop().time()
+    handles = await asyncio.gather(*(bed.dispatch(prompt="hello", prompt_id="one") for _ in range(50)))
+    results = [await handle.result() for handle in handles]
+    assert {(result["outcome"], handle.state) for result, handle in zip(results, handles, strict=True)} == {
+        ("completed", "done")
+    }
+    assert [types(await bed.events(handle))[-1] for handle in handles[:5]] == ["done"] * 5
+    assert asyncio.get_running_loop().time() - began < 1
+    assert len(await bed.history()) == turns
+    await bed.sessions.delete(CALLER, "s")
+    assert (await refused(bed, question, decision="allow")).code == "session_ended"
+    with pytest.raises(RunnerError) as caught:
+        await bed.dispatch(prompt="hello", prompt_id="one")
+    assert (caught.value.code, caught.value.status) == ("session_ended", 410)
+
+
+async def test_an_answer_while_a_first_agent_starts_leaves_the_start_alone_case_l5(bed: Bed) -> None:
+    bed.provider.start_gate = asyncio.Event()
+    handle = await bed.dispatch(keep_on_disconnect=True)
+    assert (await refused(bed, "int_early", decision="allow")).status == 404
+    bed.provider.start_gate.set()
+    await (await bed.agent()).finish()
+    assert (await handle.result())["outcome"] == "completed"
+
+
 # Case F15: whatever the agent asks is a card that can be answered, or a refusal that it sees.
 
 

@@ -173,6 +173,18 @@ async def test_a_bad_load_does_not_loop_case_i6(loading: Bed) -> None:
     assert reasons == ["refused", "refused", "failed_before", "failed_before"]
 
 
+async def test_a_first_turn_that_nobody_kept_says_nothing_about_the_harness_case_i6(loading: Bed) -> None:
+    """A model that is down fails the first turns; each refused load that follows has nothing to load."""
+    loading.provider.manners["session/load"] = {"error": "no such conversation"}
+    for agents in (1, 2, 3, 4):
+        handle = await loading.dispatch(prompt="one", keep_on_disconnect=True)
+        agent = await loading.agent(agents)
+        agent.error((await agent.prompt())["id"], -32603)
+        assert (await handle.result())["outcome"] == "failed"
+        assert len(agent.all("session/load")) == (agents > 1)
+    assert stored_agent(loading)["failures"] == 0
+
+
 async def test_a_load_that_works_again_is_trusted_again_case_i6(loading: Bed) -> None:
     await first_turn(loading)
     loading.provider.manners["session/load"] = {"error": "broken"}

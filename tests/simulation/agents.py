@@ -28,7 +28,7 @@ ACTS: Final = (
     "withdraw",
     "work",
     "long_work",
-    "usage",
+    "shut",
 )
 ANSWERS: Final = ("end_turn",) * 12 + (
     "refusal",
@@ -169,6 +169,8 @@ class SimAgent:
     async def _script(self) -> str:
         if not self.tame:
             for _ in range(int(self._chance.random.random() * 5)):
+                if self.tame:
+                    break
                 await self._act(self._chance.pick(ACTS))
                 await asyncio.sleep(self._chance.pick((0.0, 0.01, 0.05, 0.15, 0.5)))
         answer = "end_turn" if self.tame else self._chance.pick(ANSWERS)
@@ -199,6 +201,10 @@ class SimAgent:
                 if not asked[0].done():
                     number, _ = self._replies.popitem()
                     self.send({"method": "$/cancel_request", "params": {"requestId": number}})
+            case "shut":
+                if self._chance.often(0.15):
+                    # It no longer reads: from now on a write to it fails.
+                    self.transport.stdin_closed = True
             case "work" | "long_work":
                 await asyncio.sleep(self._chance.pick((0.2, 1.0, 3.0) if act == "work" else (6.0, 15.0, 26.0)))
 
@@ -249,6 +255,8 @@ class SimAgent:
         """From now on it does its work without ado, and finishes what it has open."""
         self.tame = True
         self._killed.set()
+        if self.transport.stdin_closed:
+            self.exit()
         for name in list(self._working):
             self.tool(name, "completed")
         if self.open is not None and not self._waits():

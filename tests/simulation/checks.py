@@ -101,15 +101,16 @@ async def _check_prompts(world: World, session_id: str, turns: list[TurnRow]) ->
         completed = [turn for turn in mine if turn.outcome == Outcome.COMPLETED]
         if len(completed) > 1 or (completed and not world.ledger.frames[token]):
             raise Violation(f"prompt {prompt_id} was completed {len(completed)} times, its agent never got it")
-        if stored.state == "active" and (not mine or mine[-1].outcome != Outcome.PAUSED or mine[-1] is not turns[-1]):
+        waits = bool(mine) and mine[-1].outcome in (Outcome.PAUSED, Outcome.LOST) and mine[-1] is turns[-1]
+        if stored.state == "active" and not waits:
             raise Violation(f"prompt {prompt_id} is {stored.state}, its last turn {mine[-1].outcome if mine else None}")
 
 
 async def _check_questions(world: World, session_id: str, turns: list[TurnRow]) -> None:
-    """A question is open only while its chain is paused."""
+    """A question is open only while its chain waits: paused, or its resume was lost before the agent had anything."""
     rows = await world.store.interactions(PROJECT, session_id)
     unanswered = [row for row in rows if row.status in ("pending", "answered")]
-    paused = bool(turns) and turns[-1].outcome == Outcome.PAUSED
+    paused = bool(turns) and turns[-1].outcome in (Outcome.PAUSED, Outcome.LOST)
     if unanswered and not paused:
         raise Violation(f"question {unanswered[0].interaction_id} is {unanswered[0].status}, nothing is paused")
 

@@ -83,7 +83,7 @@ class SimSandbox:
         return SimMark(self, turn_id)
 
     async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
-        await self.chance.wait(0.0)
+        await asyncio.sleep(self.chance.pick((0.0, 0.0, 0.01, 0.1, 0.5)))
         if turn_id not in self.marks:
             raise RunnerError("sandbox_lost", "The turn has no mark.")
         self.agent.killed()
@@ -150,7 +150,7 @@ class Node:
         self.name = name
         self.replica_id = ""
         self.up = False
-        self.frozen = False
+        self.frozen = self.leaving = False
         self.boots = 0
         self.replica: Replica
 
@@ -177,7 +177,7 @@ class Node:
             proven_dead=lambda info: world.proven_dead(info.replica_id),
         )
         self.replica = await loop.create_task(work, name=f"boot {self.replica_id}", context=self.context.copy())
-        self.up, self.frozen = True, False
+        self.up, self.frozen, self.leaving = True, False, False
         world.nodes_by_id[self.replica_id] = self
         world.replicas.append(self.replica)
 
@@ -238,6 +238,7 @@ class Node:
 
     async def drain(self) -> None:
         """SIGTERM: the orderly end."""
+        self.leaving = True
         await self.serve(self.replica.close)
         self.up = False
         self.world.dead.add(self.replica_id)

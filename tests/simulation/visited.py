@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from runner.rules import command, interaction, lease, turn
 
+# The refusal of a busy seat stands behind admission's own (DESIGN 3.1.7): no shell comes that far.
 POOL: Final = frozenset(
     {
         ("book", "", "busy"),
         ("checkout", "idle", "busy"),
-        ("refused", "busy", "busy"),
         ("full", "", ""),
         ("claim", "awaiting_approval", "busy"),
         ("park", "busy", "idle"),

@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.session.port import Caller, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 from tests.simulation.chance import Chance
-from tests.simulation.doubles import WatchedPlane, WatchedStore
+from tests.simulation.doubles import LEASE_SECONDS, WatchedPlane, WatchedStore
 from tests.simulation.ledger import Dispatched, Ledger, Stopped
 from tests.simulation.replicas import PROJECT, Fallen, Node
 
@@ -28,9 +28,11 @@ STEPS: Final = (
     "leave",
     "look",
 )
+RETRYABLE: Final = ("refused", "error:plane_unavailable", "error:owned_elsewhere")
+"""For example the lease of a replica that is gone, but not provably."""
 TROUBLE: Final = ("crash", "freeze", "freeze", "store", "plane", "plane", "lossy", "drain", "slow")
 PAUSES: Final = (0.0, 0.0, 0.005, 0.05, 0.15, 0.3, 1.0, 2.5)
-RESTS: Final = (4.0, 11.0, 25.0, 70.0)
+RESTS: Final = (4.0, 4.0, 11.0, 25.0, 65.0)
 
 
 class World:
@@ -97,6 +99,9 @@ class World:
                 self._retry()
             case "stop":
                 self._client(self.stop(session_id, "cancel", self._expected(session_id)))
+                if self.chance.often(0.2):
+                    await asyncio.sleep(self.chance.pick((0.0, 0.02, 0.4, 2.03, 2.1)))
+                    self._client(self.stop(session_id, "kill", None))
             case "kill":
                 self._client(self.stop(session_id, "kill", None))
             case "answer":
@@ -177,6 +182,8 @@ class World:
         """A client that sends a prompt and reads its stream, or leaves early."""
         text = f"[{row.token}] do it"
         fields = {"prompt": text, "prompt_id": row.prompt_id, "keep_on_disconnect": self.chance.often(0.3)}
+        if self.chance.often(0.1):
+            fields["limits"] = {"total_seconds": self.chance.pick((1, 3, 30))}
         if self.chance.often(0.06):
             fields["env"] = {"A": row.token}
         request = DispatchRequest.model_validate(fields)
@@ -254,17 +261,18 @@ class World:
     # -- trouble -----------------------------------------------------------------------------------------------------
 
     def _trouble(self, kind: str, node: Node) -> None:
-        if not node.up or node.frozen:
+        if not node.up or node.frozen or node.leaving:
             return
         match kind:
             case "crash":
                 node.crash()
                 self._repair(self.chance.pick((0.1, 3.0, 40.0)), node.start)
             case "drain":
+                node.leaving = True
                 self._repair(0.0, lambda: self._again(node))
             case "freeze":
                 node.freeze()
-                self._repair(self.chance.pick((1.0, 6.0, 24.0, 50.0, 140.0)), _now(node.thaw))
+                self._repair(self.chance.pick((1.0, 6.0, 24.0, 45.0, 75.0)), _now(node.thaw))
             case "store" | "plane":
                 road = node.store_road if kind == "store" else node.plane_road
                 name = self.chance.pick(("down", "hanging")) if kind == "plane" else "down"
@@ -308,11 +316,11 @@ class World:
                 await node.start()
             node.plane_road.long = node.store_road.long = 0.0
         await self._settle([task for task in self.clients if not task.done()])
-        for _ in range(int(PATIENCE / 10)):
-            await asyncio.sleep(10)
+        for _ in range(int(PATIENCE / 5)):
+            await asyncio.sleep(5)
             if not await self.store.open_turns() and not await self.store.open_commands():
                 break
-        await asyncio.sleep(20)
+        await asyncio.sleep(6)
 
     async def _settle(self, waits: list[asyncio.Task[Any]]) -> None:
         loop = asyncio.get_running_loop()
@@ -328,9 +336,10 @@ class World:
             await asyncio.sleep(1.0)
 
     async def next_messages(self) -> None:
-        """The next message of every session succeeds, at whichever replica it arrives."""
+        """The next message of every session succeeds wherever it arrives, at the latest when it is sent again."""
         waiting = [session_id for session_id in self.session_ids if session_id not in self.ledger.deleted]
-        for _ in range(3 * len(waiting)):
+        again: set[str] = set()
+        for _ in range(4 * len(waiting)):
             if not waiting:
                 return
             session_id = waiting.pop(0)
@@ -340,6 +349,11 @@ class World:
             client = asyncio.create_task(self.dispatch(row))
             await self._settle([client])
             await client
+            if row.answer in RETRYABLE and session_id not in again:
+                again.add(session_id)
+                waiting.append(session_id)
+                await asyncio.sleep(LEASE_SECONDS)
+                continue
             assert row.answer == "accepted", f"the next message of {session_id} was {row.answer}"
             assert row.result is not None
             if not row.result["ok"]:

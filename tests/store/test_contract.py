@@ -128,9 +128,10 @@ async def test_a_known_record_is_a_no_op_case_g10(store: Store):
     assert await store.append([record(9, record_id=record(1).record_id)]) == Appended(1)
     assert len(await store.records(PROJECT, "s", None, 10)) == 3
     await store.end(ending(turn()))
-    assert await store.append([record(1), record(2)], [question()]) == Appended(2)
+    closed = question(status="consumed")
+    assert await store.append([record(1), record(2)], [closed]) == Appended(2)
     assert await store.quarantined(PROJECT, 10) == []
-    assert await store.interactions(PROJECT) == [question()]
+    assert await store.interactions(PROJECT) == [closed]
 
 
 async def test_a_cursor_is_never_given_to_two_records(store: Store):

@@ -17,7 +17,9 @@ async def test_a_record_behind_its_turns_ending_is_set_aside(store: Store):
     await store.admit(admission(records=[record(1)], prompt=prompt(), interactions=[question()]))
     await store.end(ending(turn(), "lost", records=[record(1, 2, turn_id="t1", record_id="rec_closing")]))
     late = [record(2), record(3)]
-    answer = await store.append(late, [question("i2"), question(status="answered")], [prompt(state="done")])
+    answer = await store.append(
+        late, [question("i2", "cancelled"), question(status="answered")], [prompt(state="done")]
+    )
     assert answer == Appended(0, 2)
     assert [row.record_id for row in await store.records(PROJECT, "s", None, 10)] == [
         record(1).record_id,
@@ -29,6 +31,27 @@ async def test_a_record_behind_its_turns_ending_is_set_aside(store: Store):
     assert stored.state == "active"
     found = await store.quarantined(PROJECT, 10)
     assert [(row.record, row.reason, row.at) for _, row in found] == [(row, "turn_ended", AT) for row in late]
+
+
+async def test_an_ended_turn_asks_nothing_new(store: Store):
+    """No card is left that nobody would close, whoever wakes up late."""
+    await store.admit(admission(interactions=[question("known")]))
+    await store.end(ending(turn(), "lost"))
+    assert await store.append([], [question("new")], [prompt()]) == Appended(0, 1)
+    assert await store.interaction(PROJECT, "new") is None
+    assert await store.prompt(PROJECT, "s", "p1") is None, "a stale writer's prompts are left alone"
+    assert await store.append([], [question("closed", status="cancelled")]) == Appended(0)
+    assert await store.append([], [question("known", status="answered")]) == Appended(0)
+
+
+async def test_a_paused_turn_asks_until_another_one_began(store: Store):
+    await store.admit(admission())
+    await store.end(ending(turn(), "paused"))
+    assert await store.append([], [question("i1")]) == Appended(0)
+    await store.admit(admission("t2", 2))
+    assert await store.append([], [question("i2")]) == Appended(0, 1)
+    assert await store.append([], [question("i2", turn_id="t2"), question("i1")]) == Appended(0)
+    assert [row.interaction_id for row in await store.interactions(PROJECT)] == ["i1", "i2"]
 
 
 async def test_records_of_an_unknown_turn_are_set_aside(store: Store):
@@ -43,7 +66,8 @@ async def test_records_of_an_older_epoch_are_set_aside(store: Store):
     await store.admit(admission("t2", 2))
     outside = record(5, 1, turn_id=None, record_id="rec_outside")
     wrong = record(1, 3, turn_id="t2")
-    assert await store.append([record(1), outside, wrong, record(1, 2)], [question()]) == Appended(1, 3)
+    questions = [question(turn_id="t2")]
+    assert await store.append([record(1), outside, wrong, record(1, 2)], questions) == Appended(1, 3)
     assert await store.records(PROJECT, "s", None, 10) == [record(1, 2)]
     assert await store.interactions(PROJECT) == []
     assert {why for _, why in await aside(store)} == {"stale_epoch"}

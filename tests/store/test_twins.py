@@ -135,7 +135,7 @@ async def everything(store: Store) -> list[Any]:
     return seen
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(CALLS, min_size=1, max_size=4), max_size=8))
 def test_both_stores_answer_the_same(rounds: list[list[Call]]):
     async def compare() -> None:
