@@ -78,8 +78,9 @@ class Queue:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing of it has to stay in memory."""
-        return not self.rules.tokens and self.rules.activity is rules.Activity.IDLE
+        """Whether nothing of it is only here: a paused chain's prompt is in the store."""
+        left = self.rules.tokens.keys() - {self.rules.chain}
+        return not left and self.rules.activity is rules.Activity.IDLE
 
     def view(self) -> list[dict[str, Any]]:
         """Prompts that wait, in the order in which they will run; then those that are being prepared."""
@@ -219,10 +220,13 @@ class Queue:
 
     def adopt_chain(self, prompt: Prompt | None) -> None:
         """A paused chain that an earlier process left in the store."""
+        prompt_id = prompt.prompt_id if prompt is not None else None
+        if self.rules.paused and self.rules.chain != prompt_id:
+            self.lost()
         if not self.rules.paused:
             if prompt is not None:
                 self.prompts[prompt.prompt_id] = prompt
-            self.rules.adopt_chain(prompt.prompt_id if prompt is not None else None)
+            self.rules.adopt_chain(prompt_id)
 
     def chain_ended(self, move: rules.Move) -> None:
         """The paused chain ended, and has told so."""

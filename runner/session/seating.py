@@ -9,8 +9,8 @@ from typing import Any, Final
 from runner.errors import RunnerError, turn_in_use
 from runner.rules import turn as rules
 from runner.rules.interaction import Cause
-from runner.rules.prompts import Move
 from runner.rules.pool import Cold, Full, Hit
+from runner.rules.prompts import Move
 from runner.rules.resume import AgentSession, failures_of, obstacle
 from runner.rules.reuse import reuse_verdict
 from runner.session import chain
