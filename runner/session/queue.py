@@ -223,9 +223,9 @@ class Queue:
         prompt_id = prompt.prompt_id if prompt is not None else None
         if self.rules.paused and self.rules.chain != prompt_id:
             self.lost()
+        if prompt is not None:
+            self.prompts[prompt.prompt_id] = prompt
         if not self.rules.paused:
-            if prompt is not None:
-                self.prompts[prompt.prompt_id] = prompt
             self.rules.adopt_chain(prompt_id)
 
     def chain_ended(self, move: rules.Move) -> None:

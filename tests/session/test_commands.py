@@ -284,29 +284,16 @@ async def test_a_kill_of_an_idle_session_is_stored_too(bed: Bed) -> None:
 
 async def test_a_kill_takes_everything_that_is_on_its_way(bed: Bed) -> None:
     plane: Any = bed.replica.plane
-    beat, gates = plane.beat, {"one": Gate(), "two": Gate()}
-
-    async def held(sent: Any) -> Any:
-        if sent.phase == "running" and sent.turn_id in gates:
-            await gates[sent.turn_id].passes()
-        return await beat(sent)
-
-    plane.beat = held
-    dispatches = [
-        asyncio.create_task(bed.dispatch(prompt=name, turn_id=name, keep_on_disconnect=True)) for name in gates
-    ]
-    for gate in gates.values():
-        await gate.reached.wait()
+    gate = plane.gates["running"] = Gate()
+    on_its_way = asyncio.create_task(bed.dispatch(prompt="one", keep_on_disconnect=True))
+    await gate.reached.wait()
+    waits = await bed.dispatch(prompt="two", on_busy="queue")
     killing = asyncio.create_task(bed.sessions.kill(CALLER, "s"))
     await asyncio.sleep(0.5)
-    gates["one"].open()
-    one = await dispatches[0]
-    assert (await one.result())["outcome"] == "cancelled"
-    await asyncio.sleep(0.5)
-    assert not killing.done(), "the other may still become a turn"
-    gates["two"].open()
-    two = await dispatches[1]
-    assert (await two.result())["outcome"] == "cancelled"
+    assert not killing.done(), "the first may still become a turn"
+    assert (await waits.result())["outcome"] == "cancelled"
+    gate.open()
+    assert (await (await on_its_way).result())["outcome"] == "cancelled"
     assert (await killing).body["outcome"] == "stopped"
     assert (bed.provider.sandboxes, [row.kind for row in await rows(bed)]) == ([], ["kill"])
 
