@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from runner.errors import RunnerError
 from runner.sandbox.census import kill_all
 from runner.sandbox.control import ControlChannel, Reply, answer
 from runner.sandbox.init_process import InitProcess, Pipes
-from runner.sandbox.port import Gone, Reaped
+from runner.sandbox.port import OUTPUT_BYTES, Gone, Ran, Reaped
 from runner.tasks import Tasks, shielded
 
 REPLY_SECONDS: Final = 0.25
@@ -89,6 +90,8 @@ class LocalSandbox:
         self._gone: Gone | None = None
         self._settled_in = False
         self._turn = ("", 0)
+        self._env: dict[str, str] = {}
+        self._heard: dict[str, Callable[[bytes], None]] = {}
         self._control = ControlChannel(end, self._event, self._ended)
         self._init = InitProcess(process, self._control.drain)
 
@@ -124,6 +127,7 @@ class LocalSandbox:
         Raises:
             RunnerError: ``harness_start_failed`` with the system's reason, ``sandbox_start_failed``.
         """
+        self._env = dict(env)
         found = await self._control.request("spawn", argv=list(argv), env=dict(env), cwd=self._workspace)
         if found is None:
             raise RunnerError("sandbox_start_failed", f"The cell's init ended at once{self._cause()}.")
@@ -172,12 +176,28 @@ class LocalSandbox:
         found = _good(reply)
         return Reaped(int(found["killed"]), tuple(map(int, found["survivors"])))
 
+    async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
+        """See ``port.Sandbox.run``."""
+        self._heard[name] = heard
+        try:
+            reply = await self._control.request(
+                "run", run=name, argv=list(argv), env=self._env, cwd=self._workspace, limit=OUTPUT_BYTES
+            )
+        finally:
+            del self._heard[name]
+        found = _good(reply)
+        return Ran(found["code"], found["signal"], bool(found["truncated"]))
+
     # -- what the init says ------------------------------------------------------------------------------------------
 
     def _event(self, message: Reply) -> None:
         match message.get("event"):
             case "exited":
                 self._agent_gone(ExitInfo(message.get("code"), message.get("signal")))
+            case "output":
+                heard = self._heard.get(str(message.get("run")))
+                if heard is not None:
+                    heard(base64.b64decode(str(message.get("data"))))
             case "fault":
                 log.error("the init of sandbox %s failed: %s", self.seat_id, message.get("error"))
             case "ready":

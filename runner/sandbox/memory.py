@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from runner.acp.memory import MemoryAgent, MemoryTransport
 from runner.acp.transport import ExitInfo
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
+from runner.sandbox.port import OUTPUT_BYTES, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.sandbox.workspace import check_files
 from runner.tasks import Tasks
 
@@ -63,6 +64,7 @@ class MemorySandbox:
         faults: shared with its provider.
         marks, taken, kills: turn ids in the order they were asked to be marked, were marked, were killed.
         processes: turn id to the number of processes that the turn has running; a kill takes them.
+        commands: every command that was run, oldest first.
         on_kill: called by each kill of a turn with its id: where a blocked tool of the agent gives way.
     """
 
@@ -75,6 +77,8 @@ class MemorySandbox:
         self.taken: list[str] = []
         self.kills: list[str] = []
         self.processes: dict[str, int] = {}
+        self.commands: list[tuple[str, ...]] = []
+        self._killed = asyncio.Event()
         self.on_kill: Callable[[str], None] = lambda turn_id: None
         self._paths = paths
         self._forget = forget
@@ -141,8 +145,41 @@ class MemorySandbox:
         if turn_id not in self.taken:
             raise RunnerError("sandbox_lost", "The sandbox was lost: the turn has no mark.")
         self.kills.append(turn_id)
+        self._killed.set()
         self.on_kill(turn_id)
         return Reaped(self.processes.pop(turn_id, 0), self.faults.survivors)
+
+    async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
+        """See ``port.Sandbox.run``: plays ``sh -c`` with ``echo``, ``exit``, ``sleep`` and ``;``, nothing else."""
+        if self._lost.is_set():
+            raise RunnerError("sandbox_lost", "The sandbox was lost: its init is gone.")
+        self.commands.append(tuple(argv))
+        self._killed.clear()
+        left, truncated = OUTPUT_BYTES, False
+        for step in argv[-1].split(";"):
+            match shlex.split(step):
+                case ["echo", *words]:
+                    said = " ".join(words).encode() + b"\n"
+                    heard(said[:left])
+                    left, truncated = max(0, left - len(said)), truncated or len(said) > left
+                case ["exit", code]:
+                    return Ran(int(code), truncated=truncated)
+                case ["sleep", seconds]:
+                    if await self._killed_within(float(seconds)):
+                        return Ran(None, 9, truncated)
+        return Ran(0, truncated=truncated)
+
+    async def _killed_within(self, seconds: float) -> bool:
+        """Whether a kill came first. Raises ``RunnerError`` (``sandbox_lost``)."""
+        waits = [self._tasks.spawn("kill", self._killed.wait()), self._tasks.spawn("loss", self._lost.wait())]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._lost.is_set():
+            raise RunnerError("sandbox_lost", "The sandbox was lost: its init is gone.")
+        return self._killed.is_set()
 
     async def answered(self, gate: asyncio.Event | None, seconds: float) -> None:
         """Wait for the gate as for a reply of the cell's init.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from runner.acp.transport import Transport
 
@@ -47,6 +47,19 @@ class Reaped:
 
     killed: int
     survivors: tuple[int, ...] = ()
+
+
+OUTPUT_BYTES: Final = 1024 * 1024
+"""How much of a command's output is heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended: its exit code, or the signal that killed it; ``truncated``: it said more than was heard."""
+
+    code: int | None
+    signal: int | None = None
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,22 @@ class Sandbox(Protocol):
 
         Raises:
             RunnerError: ``sandbox_lost`` when the sandbox does not answer.
+        """
+        ...
+
+    async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
+        """Run a command beside the agent, in a session of its own, with the agent's environment, in its workspace.
+
+        It ends with the command's own process; what that left running, and a command that is given up, is for
+        ``kill_turn`` of the mark that was set before. Cancelling the call kills nothing.
+
+        Args:
+            name: of the run, unique in this sandbox.
+            argv: the command.
+            heard: called with its stdout and stderr as they come, ``OUTPUT_BYTES`` at most; the rest is dropped.
+
+        Raises:
+            RunnerError: ``sandbox_lost``: the sandbox is gone or cannot run it.
         """
         ...
 

@@ -14,6 +14,7 @@ from runner.clock import SystemClock
 from runner.errors import RunnerError
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.memory import MemoryProvider, MemorySandbox
+from runner.sandbox.port import Ran
 from tests.sandbox.bed import SECONDS, Talk, spec
 
 ECHO = ("cat",)
@@ -199,3 +200,46 @@ async def test_close_destroys_all_and_starts_no_more(bench: Bench) -> None:
     with pytest.raises(RunnerError) as refused:
         await bench.start("seat_9")
     assert refused.value.code == "sandbox_start_failed"
+
+
+async def ran(sandbox: Any, script: str, name: str = "t1") -> tuple[Any, bytes]:
+    heard: list[bytes] = []
+    async with asyncio.timeout(SECONDS):
+        ended = await sandbox.run(name, ["/bin/sh", "-c", script], heard.append)
+    return ended, b"".join(heard)
+
+
+async def test_a_command_runs_beside_the_agent(bench: Bench) -> None:
+    sandbox = await bench.start()
+    talk = Talk(sandbox)
+    assert await ran(sandbox, "echo one two; exit 3") == (Ran(3), b"one two\n")
+    assert await ran(sandbox, "echo again", "t2") == (Ran(0), b"again\n")
+    assert await talk.say('{"a":1}') == '{"a":1}'
+
+
+async def test_a_kill_of_its_turn_ends_a_command_and_not_the_agent(bench: Bench) -> None:
+    """Case L5: the shell half."""
+    sandbox = await bench.start()
+    talk = Talk(sandbox)
+    await sandbox.mark("t1").set(SECONDS)
+    up = asyncio.Event()
+    running = asyncio.create_task(sandbox.run("t1", ["/bin/sh", "-c", "echo up; sleep 600"], lambda _: up.set()))
+    async with asyncio.timeout(SECONDS):
+        await up.wait()
+        assert (await sandbox.kill_turn("t1", SECONDS)).survivors == ()
+        assert await running == Ran(None, 9)
+    assert await talk.say('{"a":1}') == '{"a":1}'
+
+
+@pytest.mark.parametrize("ending", ["lose", "destroy"])
+async def test_a_command_of_a_sandbox_that_goes_away_is_lost(bench: Bench, ending: str) -> None:
+    sandbox = await bench.start()
+    up = asyncio.Event()
+    running = asyncio.create_task(sandbox.run("t1", ["/bin/sh", "-c", "echo up; sleep 600"], lambda _: up.set()))
+    async with asyncio.timeout(SECONDS):
+        await up.wait()
+        await (bench.lose(sandbox) if ending == "lose" else sandbox.destroy(0.0))
+        with pytest.raises(RunnerError) as caught:
+            await running
+    assert caught.value.code == "sandbox_lost"
+    await sandbox.destroy(0.0)

@@ -7,6 +7,7 @@ Requests carry an ``id`` that the reply repeats: ``{"id", "ok": true, …}`` or 
 op         members                                                     reply
 =========  ==========================================================  ===============================
 spawn      argv, env, cwd, keep? [text], helpers? [text]               pid
+run        run, argv, env, cwd, limit?                                 code, signal, truncated
 mark       turn                                                        count
 kill_turn  turn, since?, seconds?, spare_agent?                        killed, survivors [pid]
 signal     signal                                                      delivered
@@ -14,7 +15,10 @@ teardown   grace_seconds?, seconds?                                    proof, ki
 ps         turn?                                                       processes, truncated, agent
 =========  ==========================================================  ===============================
 
-Events have no id: ``ready`` {pid, subreaper}, ``exited`` {pid, code, signal}, ``fault`` {error}.
+``run`` starts one command at a time beside the agent, and is answered when its own process is gone.
+
+Events have no id: ``ready`` {pid, subreaper}, ``exited`` {pid, code, signal}, ``output`` {run, data in base64},
+``fault`` {error}.
 The end of the channel, SIGTERM, SIGINT and SIGHUP tear the cell down at once.
 """
 
@@ -27,6 +31,7 @@ import signal
 import time
 
 from cell.channel import Channel
+from cell.command import Command
 from cell.kill import Children, Teardown, TurnKill
 from cell.processes import command_line, descendants, living, read_stat
 from cell.spawn import SpawnError, close_on_exec, let_go_of_stdio, spawn
@@ -41,6 +46,7 @@ MAX_MARKS = 16
 MAX_LISTED = 2000
 LAST_WORDS_SECONDS = 1.0
 LINGER_SECONDS = 30.0
+MAX_OUTPUT = 1024 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -59,6 +65,7 @@ class Init:
         self._helpers: tuple[str, ...] = ()
         self._marks: dict[str, set[Identity]] = {}
         self._kills: list[tuple[Any, TurnKill]] = []
+        self._command: Command | None = None
         self._teardown: Teardown | None = None
         self._teardown_ids: list[Any] = []
         self._terminated = False
@@ -74,7 +81,12 @@ class Init:
         while True:
             if not self._channel.ended:
                 poll.register(self._channel.fileno(), self._channel.events)
+            said = self._command.fd if self._command is not None else None
+            if said is not None:
+                poll.register(said, select.POLLIN)
             ready = dict(poll.poll(self._timeout()))
+            if said is not None:
+                poll.unregister(said)
             if wakeup in ready:
                 os.read(wakeup, 4096)
             happened = ready.get(self._channel.fileno(), 0)
@@ -83,8 +95,11 @@ class Init:
             if happened & ~select.POLLOUT:
                 for line in self._channel.receive():
                     self._handle(line)
+            if said in ready and self._command is not None:
+                self._say(self._command.read())
             self._children.drain()
             self._report_exit()
+            self._report_command()
             if self._terminated or self._channel.ended:
                 self._abandon(poll)
             self._step()
@@ -123,6 +138,22 @@ class Init:
             code = os.waitstatus_to_exitcode(status)
             how = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
             self._channel.send({"event": "exited", "pid": pid, **how})
+
+    def _say(self, event: dict[str, object] | None) -> None:
+        if event is not None:
+            self._channel.send(event)
+
+    def _report_command(self) -> None:
+        """Its own process is gone: what it said, then how it ended."""
+        command = self._command
+        status = self._children.watched.get(command.pid) if command is not None else None
+        if command is None or status is None:
+            return
+        self._command = None
+        del self._children.watched[command.pid]
+        for event in command.rest():
+            self._channel.send(event)
+        self._channel.send(command.ended(status))
 
     def _step(self) -> None:
         now = time.monotonic()
@@ -176,14 +207,7 @@ class Init:
             raise BadRequest("the agent was started already")
         if self._teardown is not None:
             raise BadRequest("the cell is being torn down")
-        argv, env = _texts(request, "argv"), request.get("env")
-        if (
-            not argv
-            or not argv[0]
-            or not isinstance(env, dict)
-            or not all(isinstance(value, str) for value in env.values())
-        ):
-            raise BadRequest("argv must name a program, env must be an object of strings")
+        argv, env = _program(request)
         keep, helpers = _texts(request, "keep"), _texts(request, "helpers")
         if "" in keep + helpers:
             raise BadRequest("an empty pattern would spare every process")
@@ -194,6 +218,27 @@ class Init:
         stat = read_stat(pid)
         self._children.agent = (pid, stat[3] if stat is not None else 0)
         return {"ok": True, "pid": pid}
+
+    def _run(self, request: dict[str, Any]) -> None:
+        """Only behind the agent's start: until then the init still holds the agent's pipes."""
+        if not self._spawned or self._teardown is not None:
+            raise BadRequest("there is no agent, or the cell is being torn down")
+        if self._command is not None:
+            raise BadRequest("a command runs already")
+        argv, env = _program(request)
+        name, cwd, limit = _text(request, "run"), _text(request, "cwd"), request.get("limit", MAX_OUTPUT)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_OUTPUT:
+            raise BadRequest(f"limit must be between 0 and {MAX_OUTPUT}")
+        fd, output = os.pipe()
+        try:
+            pid = spawn(argv, env, cwd, output)
+        except BaseException:
+            os.close(fd)
+            raise
+        finally:
+            os.close(output)
+        self._children.watched[pid] = None
+        self._command = Command(request.get("id"), name, pid, fd, limit)
 
     def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
         turn = _text(request, "turn")
@@ -235,6 +280,10 @@ class Init:
         for identity, _ in self._kills:
             self._channel.send({"id": identity, "ok": False, "error": "the cell is being torn down"})
         self._kills.clear()
+        if self._command is not None:
+            self._command.close()
+            self._channel.send({"id": self._command.identity, "ok": False, "error": "the cell is being torn down"})
+            self._command = None
         self._teardown_ids.append(request.get("id"))
         if self._teardown is None:
             self._teardown = Teardown(self._children, now + grace, deadline)
@@ -264,6 +313,7 @@ class Init:
 
 _OPERATIONS = {
     "spawn": Init._spawn,
+    "run": Init._run,
     "mark": Init._mark,
     "kill_turn": Init._kill_turn,
     "signal": Init._signal,
@@ -284,6 +334,15 @@ def _texts(request: dict[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise BadRequest(f"{name} must be a list of strings")
     return tuple(value)
+
+
+def _program(request: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """``argv`` and ``env`` of what is to be started."""
+    argv, env = _texts(request, "argv"), request.get("env")
+    named = bool(argv and argv[0]) and isinstance(env, dict) and all(isinstance(value, str) for value in env.values())
+    if not named or not isinstance(env, dict):
+        raise BadRequest("argv must name a program, env must be an object of strings")
+    return argv, env
 
 
 def _seconds(request: dict[str, Any], name: str, default: float) -> float:

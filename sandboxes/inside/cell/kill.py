@@ -24,11 +24,13 @@ class Children:
     Attributes:
         agent: (pid, start) of the running agent, or None.
         agent_status: the agent's wait status once it was reaped, until ``take_status``.
+        watched: the wait status of these pids once they were reaped, None until then.
     """
 
     def __init__(self) -> None:
         self.agent: Identity | None = None
         self.agent_status: tuple[int, int] | None = None
+        self.watched: dict[int, int | None] = {}
 
     def drain(self) -> bool:
         """Reap all that is ready; False when no child is left at all (ECHILD)."""
@@ -42,6 +44,8 @@ class Children:
             if self.agent is not None and pid == self.agent[0]:
                 self.agent = None
                 self.agent_status = (pid, status)
+            elif pid in self.watched:
+                self.watched[pid] = status
         return True
 
 

@@ -1,4 +1,4 @@
-"""Start the agent on the stdio that the init was given."""
+"""Start the agent on the stdio that the init was given, and commands beside it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def _candidates(program: str, env: Mapping[str, str]) -> list[str]:
     return [os.path.join(folder or ".", program) for folder in env.get("PATH", os.defpath).split(":")]
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int | None = None) -> int:
     """Fork and exec ``argv`` in a session of its own, with default signals and only descriptors 0 to 2.
+
+    ``output``: a descriptor that becomes its stdout and stderr, behind an empty stdin; None leaves all as they are.
 
     Raises:
         SpawnError: the directory or the program cannot be used; nothing is left running.
@@ -56,7 +58,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
     report, child_report = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _child(child_report, programs, arguments, variables, directory)
+        _child(child_report, programs, arguments, variables, directory, output)
     os.close(child_report)
     try:
         told = os.read(report, 16)
@@ -71,7 +73,12 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
 
 
 def _child(
-    report: int, programs: list[bytes], arguments: list[bytes], variables: dict[bytes, bytes], directory: bytes
+    report: int,
+    programs: list[bytes],
+    arguments: list[bytes],
+    variables: dict[bytes, bytes],
+    directory: bytes,
+    output: int | None,
 ) -> None:
     """In the child: never returns; an error goes to the parent as stage letter and errno."""
     stage, number = b"c", 0
@@ -83,6 +90,10 @@ def _child(
             except (OSError, ValueError):
                 pass
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if output is not None:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
         os.chdir(directory)
         stage, number = b"e", errno.ENOENT
         for program in programs:
