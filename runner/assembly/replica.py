@@ -164,8 +164,8 @@ def _owners(
 async def _take_part(replica: Replica) -> None:
     """Start what a replica does by itself, and be known to the others."""
     services, commands = replica.services, replica.coordinator.commands
-    expiry = replica.coordinator.expiry
-    jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due}
+    expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
+    jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
         services.beats.announce(services.owners.me)
@@ -173,7 +173,16 @@ async def _take_part(replica: Replica) -> None:
         services.tasks.spawn("watch commands", commands.watch())
         await replica.plane.listen(replica.replica_id, replica.coordinator.note)
     services.tasks.spawn("expire questions", expiry.run())
+    services.tasks.spawn("queued prompts", _at_boot(revive))
     services.tasks.spawn("sweep", Sweep(replica.plane, replica.replica_id, jobs).run())
+
+
+async def _at_boot(job: Job) -> None:
+    """Once, before the first sweep; what fails is left to that."""
+    try:
+        await job()
+    except RunnerError as error:
+        log.warning("prompts that are queued are looked for again: %s", error.message)
 
 
 class _Calls:

@@ -140,7 +140,7 @@ class Dispatching:
             queue.admit_now(prompt)
             run = session.starting[prompt.prompt_id]
             return await self._handle(session, run, prompt, again=request.on_busy != "reject")
-        if request.on_busy == "reject":
+        if request.on_busy == "reject" or (request.on_busy == "steer" and queue.in_shell):
             queue.wake()
             return self._refused(session, prompt)
         queue.check_room(self._services.settings.prompts.max_queued)
@@ -169,6 +169,7 @@ class Dispatching:
             except RunnerError as error:
                 queue.fail(prompt, error)
                 raise
+        queue.born_cancelled(prompt)
         queue.admit(prompt, steer=request.on_busy == "steer")
         return Handle(self._services.store, session, prompt)
 

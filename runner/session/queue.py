@@ -77,6 +77,11 @@ class Queue:
         return self.rules.activity is rules.Activity.IDLE and not self.rules.queue
 
     @property
+    def in_shell(self) -> bool:
+        """Whether a command of the user has the session: nobody takes that away from it."""
+        return self.rules.activity is rules.Activity.SHELL
+
+    @property
     def at_rest(self) -> bool:
         """Whether nothing of it is only here: a paused chain's prompt is in the store."""
         left = self.rules.tokens.keys() - {self.rules.chain}
@@ -92,6 +97,11 @@ class Queue:
                 position = self.rules.queue.index(name) + 1 if name in self.rules.queue else None
                 shown.append({"prompt_id": name, "state": state.value, "position": position})
         return shown
+
+    @property
+    def active(self) -> str | None:
+        """The prompt that the running turn or the paused chain answers."""
+        return next((name for name, state in self.rules.tokens.items() if state is rules.Token.ACTIVE), None)
 
     def check_room(self, most: int) -> None:
         """Refuse what would wait behind ``most`` others.
@@ -134,6 +144,11 @@ class Queue:
             pen = self._session.journal(None, prompt.prompt_id)
             pen.event(EventType.TURN_QUEUED, {"prompt_id": prompt.prompt_id, "position": position})
         self.perform(effects, StopReason.STEER)
+
+    def born_cancelled(self, prompt: Prompt) -> None:
+        """Tell the ending of a prompt that was cancelled before its row was written."""
+        if prompt.state is PromptState.CANCELLED and not prompt.told:
+            self._tell(prompt, rules.Ended(prompt.prompt_id, rules.Token.CANCELLED), prompt.result.result())
 
     def fail(self, prompt: Prompt, error: RunnerError) -> None:
         """The prompt cannot be served."""

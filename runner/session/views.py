@@ -23,7 +23,7 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
         "state": session.state.value,
         "running_turn": session.current.turn_id if session.current is not None else None,
         "stopping": session.state is SessionState.STOPPING,
-        "queue": [],
+        "queue": session.queue.view(),
         "pool": _pool_view(session, pool, live, now, now_ms),
         "harness": config.get("harness", "demo"),
         "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},

@@ -136,6 +136,8 @@ class Driver:
         with another agent; only one with the agent session of an earlier process comes to that.
         """
         self._before_frame = before_frame
+        if blocks is not None:
+            self.live.take()  # what came until now was said to an earlier prompt
         self.live.inbox.on_items = self._wake
         if blocks is not None:
             self._blocks = blocks
