@@ -108,7 +108,7 @@ def _holds_seat(turn: TurnContext) -> bool:
 def _kept(turn: TurnContext) -> bool:
     grace = turn.services.settings.server.reader_grace_seconds
     there = turn.session.presence.there(turn.services.clock.monotonic(), grace)
-    return there or any(prompt.keep for prompt in turn.batch)
+    return there or turn.keep or any(prompt.keep for prompt in turn.batch)
 
 
 def _seat_after(turn: TurnContext, end: End, kept: bool) -> Parked | Destroyed | None:
@@ -151,6 +151,7 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
     turn.journal.close_block()
     if turn.machine.frame_sent:
         session.agent_state["has_context"] = True
+        session.agent_state["unanswered"] = end.outcome is not Outcome.COMPLETED
     result = result_of(turn, end, turn.services.clock.monotonic())
     session.usage.update(result["usage"])
     async with session.outbox.writing:

@@ -40,6 +40,7 @@ class TurnContext:
         predecessor: the ended turn whose lease it takes over without a pause.
         given_back: what it has read waits on.
         hands_over: its own lease and seat go to the turn that follows.
+        keep: its sandbox stays warm although nobody reads.
         merge: what ``effective`` is over another last accepted configuration of the session.
         resumes: the paused chain that it goes on with.
         start, reason: how it got its agent, and why it was cold.
@@ -68,6 +69,7 @@ class TurnContext:
     claimed: list[Prompt] = field(default_factory=list)
     predecessor: str | None = None
     hands_over: bool = False
+    keep: bool = False
     given_back: bool = False
     epoch: int = 0
     start: str = "cold"

@@ -18,6 +18,7 @@ from runner.session.commands import Commands
 from runner.session.dispatching import Dispatching
 from runner.session.expiry import Expiry
 from runner.session.history import HistoryReader, cursor_of, record_view
+from runner.session.ownerless import Ownerless
 from runner.session.paused import PausedChains
 from runner.session.port import Caller, PromptHandle, Reader, Reply
 from runner.session.registry import Registry
@@ -26,7 +27,7 @@ from runner.session.services import Services
 from runner.session.session import Session
 from runner.terms import StopReason
 from runner.turn.live import LiveSeat
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 
 log = logging.getLogger("runner.session")
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
@@ -44,6 +45,7 @@ class Coordinator:
         self.expiry = Expiry(services, registry, self._chains)
         self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
         self._dispatching = Dispatching(services, registry, self._start, self._refusal, self._runs.__contains__)
+        self._ownerless = Ownerless(services, registry, self._start, self._refusal)
         registry.attach = self._attach
         self.draining = False
 
@@ -93,9 +95,23 @@ class Coordinator:
                 if session is not None and session.ended_at is None:
                     session.queue.wake()
 
-    def abort(self, session: Session, prompt_id: str) -> bool:
-        """Abort one prompt of a session that is here."""
+    async def abort_prompt(self, caller: Caller, session_id: str, prompt_id: str) -> bool:
+        """See ``session.port.Sessions.abort_prompt``."""
+        session = await self._registry.existing(self._key(caller, session_id))
         return session.queue.abort(prompt_id)
+
+    async def prompts(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        """See ``session.port.Sessions.prompts``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        return {"items": session.queue.view(), "next_cursor": None, "active": session.queue.active}
+
+    async def resume(self, caller: Caller, session_id: str) -> str | None:
+        """See ``session.port.Sessions.resume``."""
+        return await self._ownerless.resume(caller, self._key(caller, session_id))
+
+    async def shell(self, caller: Caller, session_id: str, request: ShellRequest) -> dict[str, Any]:
+        """See ``session.port.Sessions.shell``."""
+        return await self._ownerless.shell(caller, self._key(caller, session_id), request)
 
     def _refusal(self) -> RunnerError | None:
         return None if self.has_capacity() else self.at_capacity()

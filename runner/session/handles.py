@@ -77,12 +77,13 @@ class Handle:
         """The result; its waiting caller counts as a reader."""
         if self._result.done():
             return self._result.result()
-        with _present(self._session):
+        with present(self._session):
             return await asyncio.shield(self._result)
 
 
 @contextmanager
-def _present(session: Session) -> Generator[None]:
+def present(session: Session) -> Generator[None]:
+    """Count as a reader of the session meanwhile."""
     session.presence.count += 1
     try:
         yield

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runner.errors import RunnerError
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,32 @@ class Sessions(Protocol):
         """Stop (DESIGN 3.3): never waits behind the turn; only ``wait_seconds`` makes it wait.
 
         ``arrived_at``: when the request arrived, loop time (None: now): a turn that started later is not stopped.
+        """
+        ...
+
+    async def abort_prompt(self, caller: Caller, session_id: str, prompt_id: str) -> bool:
+        """Abort one prompt and nothing else: whether this call cancelled it. The interrupt follows (DESIGN 3.6)."""
+        ...
+
+    async def prompts(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        """``{"items": [waiting prompts], "next_cursor": null, "active": prompt id or null}``."""
+        ...
+
+    async def resume(self, caller: Caller, session_id: str) -> str | None:
+        """Start a turn without an owner if the last prompt sent has no completed answer; a turn's id, or None.
+
+        What runs or waits already is joined: its turn is named. A shell, or a turn that is stopping, is waited for.
+        """
+        ...
+
+    async def shell(self, caller: Caller, session_id: str, request: ShellRequest) -> dict[str, Any]:
+        """Run a command in the session's sandbox, admitted like a turn: ``{turn_id, exit_code, output, truncated}``.
+
+        ``aborted``, ``timed_out`` and ``error`` are there when that is so. Cancelling the call ends nothing.
+
+        Raises:
+            RunnerError: ``session_turn_in_use``: something runs, waits or is paused; ``session_starting``: the sandbox
+                of a turn is being started.
         """
         ...
 

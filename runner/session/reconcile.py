@@ -90,7 +90,9 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
         # Its agent had nothing yet: the chain waits on, and its answers come back.
         questions = [desk.unclaimed(row, UNCLAIMED) for row in asked if row.status == InteractionStatus.ANSWERED]
     if open_now.context:
-        session = replace(session, agent_state={**session.agent_state, "has_context": True})
+        unanswered = bool(open_now.prompts) or bool(session.agent_state.get("unanswered"))
+        state = {**session.agent_state, "has_context": True, "unanswered": unanswered}
+        session = replace(session, agent_state=state)
     closing = _Closing(session, head[0] + 1 if epoch is None else epoch, clock.now_ms(), turn, waits_on)
     closing.write(open_now, questions)
     prompts = [known for name in open_now.prompts if (known := await store.prompt(*key, name)) is not None]

@@ -85,6 +85,7 @@ class TurnRun:
         self._pausing = False
         self._said = False
         self._blocks: list[dict[str, Any]] | None = None
+        self._words: list[dict[str, Any]] = []
 
     @classmethod
     def resuming(
@@ -298,13 +299,21 @@ class TurnRun:
         if turn.resumes is not None:
             return chain.continuation(turn.prompt, turn.preface, loaded=turn.start == How.RESUMED)
         if self._blocks is None:
-            turn.claimed = queue.claim()
-            if not turn.claimed:
+            words = self._content()
+            if words is None:
                 return []
-            self._own(turn.claimed[-1])
-            said = [block for prompt in turn.claimed for block in prompt.content]
-            self._blocks = [*queue.deliver(turn.turn_id, again=turn.context_lost), *said]
+            self._words = words
+            self._blocks = [*queue.deliver(turn.turn_id, again=turn.context_lost), *words]
         return [*chain.text_block(turn.preface), *self._blocks]
+
+    def _content(self) -> list[dict[str, Any]] | None:
+        """The claim: the blocks of the prompts that the turn answers; None when all of them were cancelled."""
+        turn = self._turn
+        turn.claimed = turn.session.queue.claim()
+        if not turn.claimed:
+            return None
+        self._own(turn.claimed[-1])
+        return [block for prompt in turn.claimed for block in prompt.content]
 
     def _own(self, owner: Prompt) -> None:
         """The turn answers this prompt; it may be another than the one that looked like it when the batch was read."""
@@ -316,9 +325,10 @@ class TurnRun:
         if turn.resumes is not None:
             turn.journal.event(EventType.NOTICE, {"kind": CHAIN_RESUMED, "start": turn.start})
         elif not self._said:
-            content = [block for prompt in turn.claimed for block in prompt.content]
-            turn.journal.event(EventType.USER_MESSAGE, {"content": content})
+            turn.journal.event(EventType.USER_MESSAGE, {"content": self._words})
         self._said = True
+        if turn.live is not None:
+            turn.live.preface = None
         news = turn.remember_agent()
         if turn.resumes is not None or not session.agent_state.get("has_context"):
             # The first frame of a session or of a cold chain is known at once: what a killed runner leaves tells of it.

@@ -181,6 +181,8 @@ class Seating:
                 assert live is not None
                 live.take()
                 turn.start, turn.reason = "hit", "hit"
+                # Whoever started this agent sent it nothing: it knows no more than a new one.
+                turn.preface, turn.context_lost = live.preface, live.preface is not None
                 return live
             case Cold():
                 return await self._start_cold(decision)
@@ -269,6 +271,7 @@ class Seating:
             live.seat.start = turn.start
         elif turn.context_lost:
             turn.preface = await rebuilt(turn.services.store, turn.session, turn.turn_id)
+            live.preface = turn.preface
             told = len(turn.preface.encode()) if turn.preface is not None else 0
             data = {"kind": "context_lost", "reason": why or "not_offered", "told_bytes": told, "message": NEW_AGENT}
             turn.journal.event(EventType.NOTICE, data)

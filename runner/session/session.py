@@ -141,8 +141,9 @@ class Session:
 
     @property
     def exists(self) -> bool:
-        """Whether a turn of it was admitted, or may be any moment."""
-        return self.head.epoch > 0 or bool(self.starting) or self.current is not None
+        """Whether the store has it, or may have it any moment."""
+        stored = self.head.epoch > 0 or bool(self.queue.context)
+        return stored or bool(self.queue.prompts) or bool(self.starting) or self.current is not None
 
     @property
     def taken(self) -> bool:

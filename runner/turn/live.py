@@ -66,6 +66,7 @@ class LiveSeat:
 
     ``agent_session``: what a later process needs to go on with it, None where its home has no identity;
     ``resumed``: it goes on with that of an earlier process; ``resume_failed``: why it does not, although it was tried;
+    ``preface``: what its agent must still be told of the session with the next frame;
     ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments.
     """
 
@@ -90,6 +91,7 @@ class LiveSeat:
     resumed: bool = False
     resume_failed: str | None = None
     minted_input: frozenset[str] = frozenset()
+    preface: str | None = None
 
     @property
     def loaded(self) -> bool:

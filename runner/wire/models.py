@@ -38,10 +38,12 @@ __all__ = [
     "DispatchRequest",
     "Part",
     "SecretRef",
+    "ShellRequest",
     "parse",
     "parse_answer",
     "parse_cancel",
     "parse_dispatch",
+    "parse_shell",
     "refusal",
 ]
 
@@ -49,6 +51,9 @@ T = TypeVar("T", bound="Part")
 MAX_DEPTH: Final = 64
 MAX_FILES: Final = 10_000
 MAX_WAIT_SECONDS: Final = 600
+MAX_COMMAND: Final = 30_000
+MAX_SHELL_SECONDS: Final = 3600
+SHELL_SECONDS: Final = 120.0
 
 
 class Part(BaseModel):
@@ -189,6 +194,13 @@ class CancelRequest(Part):
     queue: Literal["drop", "keep"] = "drop"
 
 
+class ShellRequest(Part):
+    """The body of ``POST …/shell``: a command of ``sh -c``, killed whole after ``timeout_seconds``."""
+
+    command: Annotated[str, Field(min_length=1, max_length=MAX_COMMAND, pattern="^[^\\x00]*$")]
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_SHELL_SECONDS, allow_inf_nan=False)] = SHELL_SECONDS
+
+
 class AnswerRequest(Part):
     """The body of ``POST …/answer``: exactly one of ``option_id``, ``decision`` and, of an elicitation, ``action``."""
 
@@ -236,13 +248,12 @@ def parse_answer(body: bytes) -> AnswerRequest:
     return parse(AnswerRequest.model_validate, body)
 
 
+def parse_shell(body: bytes) -> ShellRequest:
+    """Read and check a shell body. Raises as ``parse_dispatch``."""
+    return parse(ShellRequest.model_validate, body)
+
+
 def _refuse_not_built(request: DispatchRequest) -> None:
-    if request.on_busy != "reject":
-        raise _not_built("on_busy", request.on_busy)
-    if request.queue_mode != "coalesce":
-        raise _not_built("queue_mode", request.queue_mode)
-    if request.context_only:
-        raise _not_built("context_only", "true")
     if request.sandbox.provider != "local":
         raise _not_built("sandbox.provider", request.sandbox.provider)
 

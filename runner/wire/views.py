@@ -69,11 +69,56 @@ class Result(TypedDict):
 
 @with_config(_OPEN)
 class Accepted(TypedDict):
-    """A prompt that runs without a reader."""
+    """A prompt that runs without a reader, waits, or (``stored``) is context for the next one."""
 
     prompt_id: str
     turn_id: NotRequired[str | None]
     state: str
+
+
+@with_config(_OPEN)
+class Aborted(TypedDict):
+    """``aborted``: this call cancelled the prompt; false: it did nothing at all."""
+
+    aborted: bool
+
+
+@with_config(_OPEN)
+class QueuedPrompt(TypedDict):
+    """A prompt that waits; ``position`` counts from 1, null while it is being prepared."""
+
+    prompt_id: str
+    state: Literal["preparing", "persisted", "queued"]
+    position: int | None
+
+
+@with_config(_OPEN)
+class PromptList(TypedDict):
+    """What waits in a session, in the order in which it will run, and the prompt that a turn answers now."""
+
+    items: list[QueuedPrompt]
+    next_cursor: str | None
+    active: str | None
+
+
+@with_config(_OPEN)
+class Resumed(TypedDict):
+    """The turn that goes on with the session; null when nothing is unanswered."""
+
+    turn_id: str | None
+
+
+@with_config(_OPEN)
+class ShellResult(TypedDict):
+    """What a command came to; ``exit_code`` is null when it was killed for a Stop or its time, or never ran."""
+
+    turn_id: str
+    exit_code: int | None
+    output: str
+    truncated: bool
+    aborted: NotRequired[bool]
+    timed_out: NotRequired[bool]
+    error: NotRequired[Failure]
 
 
 @with_config(_OPEN)
@@ -145,7 +190,7 @@ class SessionView(TypedDict):
     state: Literal["idle", "running", "awaiting_approval", "stopping", "ended"]
     running_turn: str | None
     stopping: bool
-    queue: list[Any]
+    queue: list[QueuedPrompt]
     pool: dict[str, Any] | None
     harness: str | None
     sandbox: dict[str, Any] | None

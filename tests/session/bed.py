@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.port import ReplicaInfo
-from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
+from runner.sandbox.port import Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 from tests.session.fake_agent import FakeAgent
 from tests.session.gates import SlowPlane, SlowStore
 from tests.virtual_time import LoopClock
@@ -33,6 +33,14 @@ class FakeMark:
             await self._gate.wait()
 
 
+class FakeCommand:
+    """A command that is running: ``heard`` is its output, ``ended`` its end."""
+
+    def __init__(self, heard: Callable[[bytes], None]) -> None:
+        self.heard = heard
+        self.ended: asyncio.Future[Ran] = asyncio.get_running_loop().create_future()
+
+
 class FakeSandbox:
     """A sandbox around a ``FakeAgent``; what it was asked to do is in ``story``."""
 
@@ -45,6 +53,7 @@ class FakeSandbox:
         self.story: list[str] = []
         self.marks: set[str] = set()
         self.gone = asyncio.Event()
+        self.command: FakeCommand | None = None
 
     @property
     def transport(self) -> Any:
@@ -67,8 +76,21 @@ class FakeSandbox:
         self.story.append(f"kill {turn_id}")
         if turn_id not in self.marks:
             raise RunnerError("sandbox_lost", "the turn has no mark")
+        if self.provider.kill_gate is not None:
+            await self.provider.kill_gate.wait()
+        if self.command is not None and not self.command.ended.done():
+            self.command.ended.set_result(Ran(None, 9))
         survivors = self.provider.survivors
         return Reaped(1, (4242,) if survivors else ())
+
+    async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
+        """A command that runs until the test, or a kill, ends it."""
+        self.story.append(f"run {argv[-1]}")
+        self.command = FakeCommand(heard)
+        try:
+            return await self.command.ended
+        finally:
+            self.command = None
 
     async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
         self.story.append("destroy")
@@ -94,6 +116,7 @@ class FakeProvider:
     start_error: RunnerError | None = None
     destroy_gate: asyncio.Event | None = None
     mark_gate: asyncio.Event | None = None
+    kill_gate: asyncio.Event | None = None
     survivors: bool = False
     unproven: int = 0
     sandboxes: list[FakeSandbox] = field(default_factory=list)
@@ -201,6 +224,11 @@ class Bed:
 
     async def cancel(self, session_id: str = "s", **fields: Any) -> Any:
         return await self.sessions.cancel(CALLER, session_id, CancelRequest.model_validate(fields))
+
+    async def shell(self, command: str, session_id: str = "s", **fields: Any) -> dict[str, Any]:
+        """Run a command to its end; ``command`` of the sandbox is what a test ends it by."""
+        request = ShellRequest.model_validate({"command": command, **fields})
+        return await self.sessions.shell(CALLER, session_id, request)
 
     async def answer(self, interaction_id: str, session_id: str = "s", **fields: Any) -> Any:
         request = AnswerRequest.model_validate(fields)

@@ -115,10 +115,6 @@ def test_a_bad_field_is_named(fields: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"on_busy": "queue"}, "on_busy"),
-        ({"on_busy": "steer"}, "on_busy"),
-        ({"queue_mode": "fifo"}, "queue_mode"),
-        ({"context_only": True}, "context_only"),
         ({"sandbox": {"provider": "daytona"}}, "sandbox.provider"),
     ],
 )
