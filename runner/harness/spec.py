@@ -20,6 +20,8 @@ SECOND_PROMPT_UNANSWERED: Final = "second_prompt_unanswered"
 STDIN_EOF_IGNORED: Final = "stdin_eof_ignored"
 TOOLS_IN_OWN_SESSION: Final = "tools_in_own_session"
 DENIAL_CANCELS_TURN: Final = "denial_cancels_turn"
+STALE_RESULT_AFTER_CANCEL: Final = "stale_result_after_cancel"
+"""The one that the runner minds: such a result is no answer, and the prompt is sent once more (``rules.stale``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
-from runner.harness.spec import LaunchContext
+from runner.harness.spec import STALE_RESULT_AFTER_CANCEL, LaunchContext
 from runner.redaction import Redactor
 from runner.rules.fingerprint import digest, facets
 from runner.rules.pool import Key, Seat
@@ -206,7 +206,7 @@ class Provisioner:
     async def _seated(
         self, seat: Seat, sandbox: Sandbox, connection: AgentConnection, effective: Effective, opened: Opened
     ) -> LiveSeat:
-        place = await self.place(seat.key, effective)
+        place, spec = await self.place(seat.key, effective), self.catalogue.get(effective.harness)
         live = LiveSeat(
             seat=seat,
             sandbox=sandbox,
@@ -217,12 +217,13 @@ class Provisioner:
             agent_session=AgentSession(opened.agent_session_id, place) if place is not None else None,
             resumed=opened.resumed,
             resume_failed=opened.failed,
-            minted_input=self.catalogue.get(effective.harness).minted_input,
+            minted_input=spec.minted_input,
+            answers_twice=STALE_RESULT_AFTER_CANCEL in spec.quirks,
         )
         _take_modes(live, opened.modes)
         for _, _, payload in updates.grouped(list(opened.facts)):
             live.learn(payload)
-        start_mode = self.catalogue.get(effective.harness).start_mode
+        start_mode = spec.start_mode
         if start_mode in live.modes and start_mode != live.mode and not effective.config.get("mode"):
             await self._set_mode(live, start_mode)
         return live

@@ -28,6 +28,7 @@ from runner.rules import permission
 from runner.rules import turn as rules
 from runner.rules.interaction import Cause
 from runner.rules.limits import Limits, Progress, first_due
+from runner.rules.stale import stale
 from runner.store.port import InteractionRow
 from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.turn.journal import Journal
@@ -93,6 +94,7 @@ class Driver:
         self._last_item = clock.monotonic()
         self._blocks: list[dict[str, Any]] = []
         self._before_frame: Callable[[], None] = lambda: None
+        self._behind_cancel = False
 
     # -- from outside ------------------------------------------------------------------------------------------------
 
@@ -138,6 +140,8 @@ class Driver:
         self._before_frame = before_frame
         if blocks is not None:
             self.live.take()  # what came until now was said to an earlier prompt
+            self._behind_cancel = self.live.cancelled and self.live.answers_twice
+            self.live.cancelled = False
         self.live.inbox.on_items = self._wake
         if blocks is not None:
             self._blocks = blocks
@@ -233,6 +237,7 @@ class Driver:
             self.feed(rules.AgentGone(self.live.connection.exit_error()))
 
     def _send_cancel(self) -> None:
+        self.live.cancelled = True
         try:
             self.live.connection.cancel(self.live.agent_session_id)
         except ConnectionError:
@@ -279,12 +284,25 @@ class Driver:
             return
         result = item.result if isinstance(item.result, dict) else {}
         usage = result.get("usage")
+        if self._is_stale(item, bool(usage)):
+            self._send_frame()
+            return
         if isinstance(usage, dict):
             self.usage.update(usage)
         word = result.get("stopReason")
         code, message = (item.error.code, item.error.message) if item.error is not None else (None, "")
         self.journal.close_block()
         self.feed(rules.Answered(word if isinstance(word, str) else None, code, message))
+
+    def _is_stale(self, item: PromptAnswered, usage: bool) -> bool:
+        behind, self._behind_cancel = self._behind_cancel, False
+        return stale(
+            behind_cancel=behind,
+            stopping=self.machine.stopping,
+            updated=self.first_update_at is not None,
+            usage=usage,
+            error=item.error is not None,
+        )
 
     def _updates(self, batch: list[dict[str, Any]]) -> None:
         if self.first_update_at is None and any(update.get("sessionUpdate") not in INFO for update in batch):

@@ -67,6 +67,8 @@ class LiveSeat:
     ``agent_session``: what a later process needs to go on with it, None where its home has no identity;
     ``resumed``: it goes on with that of an earlier process; ``resume_failed``: why it does not, although it was tried;
     ``preface``: what its agent must still be told of the session with the next frame;
+    ``answers_twice``: its harness may answer the first prompt behind a cancel with the old one's ending; ``cancelled``:
+    the last prompt was cancelled;
     ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments.
     """
 
@@ -91,6 +93,8 @@ class LiveSeat:
     resumed: bool = False
     resume_failed: str | None = None
     minted_input: frozenset[str] = frozenset()
+    answers_twice: bool = False
+    cancelled: bool = False
     preface: str | None = None
 
     @property

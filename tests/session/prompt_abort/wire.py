@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+from runner.harness.spec import STALE_RESULT_AFTER_CANCEL
 from tests.session.bed import CALLER, Bed, types
 from tests.session.prompt_abort.stage import Stage, scenario
 from tests.session.several import Several
@@ -66,8 +68,8 @@ async def a_stale_ending_behind_a_cancel(stage: Stage) -> None:
 
 
 async def stale_with_the_quirk(stage: Stage) -> None:
-    provisioner = stage.bed.replica.services.provisioner
-    provisioner.catalogue.give_quirk("demo", "stale_result_after_cancel")
+    specs = stage.bed.replica.services.provisioner.catalogue._specs
+    specs["demo"] = replace(specs["demo"], quirks=frozenset({STALE_RESULT_AFTER_CANCEL}))
     await stage.active("B")
     agent = await stage.agent()
     assert stage.abort("A") is True
