@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
+SHELL_SECONDS: Final = 120.0
+"""How long a command may run when the caller does not say."""
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 
@@ -185,6 +187,30 @@ class Client:
         path = f"/v1/sessions/{_id(session)}/cancel"
         return await self._call("POST", path, body, seconds=self._read_seconds + (wait_seconds or 0))
 
+    async def abort_prompt(self, session: str, prompt_id: str) -> bool:
+        """Abort one prompt and nothing else; whether this call cancelled it."""
+        reply = await self._call("POST", f"/v1/sessions/{_id(session)}/prompts/{_id(prompt_id)}/abort")
+        return bool(reply["aborted"])
+
+    async def prompts(self, session: str) -> dict[str, Any]:
+        """The queue: ``{items: [{prompt_id, state, position}], active}``."""
+        return await self._call("GET", f"/v1/sessions/{_id(session)}/prompts")
+
+    async def resume(self, session: str) -> str | None:
+        """Go on where the last prompt has no completed answer: the turn's id, None when nothing is unanswered."""
+        turn_id: str | None = (await self._call("POST", f"/v1/sessions/{_id(session)}/resume"))["turn_id"]
+        return turn_id
+
+    async def shell(self, session: str, command: str, *, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """Run a command in the session's sandbox: ``{turn_id, exit_code, output, truncated}``.
+
+        Raises:
+            ApiError: ``session_turn_in_use``, ``session_starting``.
+        """
+        body = _given(command=command, timeout_seconds=timeout_seconds)
+        seconds = self._read_seconds + (timeout_seconds or SHELL_SECONDS)
+        return await self._call("POST", f"/v1/sessions/{_id(session)}/shell", body, seconds=seconds)
+
     async def kill(self, session: str) -> dict[str, Any]:
         """Destroy the session's sandbox."""
         return await self._call("POST", f"/v1/sessions/{_id(session)}/kill")
@@ -303,7 +329,8 @@ class Client:
         from yarl import URL
 
         given = {**(headers or {}), **({"Content-Type": "application/json"} if body is not None else {})}
-        timeout = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=self._read_seconds)
+        silence = max(self._read_seconds, total or 0.0)
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         try:
             async with session.request(
                 method,

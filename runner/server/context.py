@@ -24,6 +24,7 @@ T = TypeVar("T")
 BODY_SECONDS: Final = 60.0
 MAX_LIMIT: Final = 1000
 DEFAULT_LIMIT: Final = 200
+CAPACITY_RETRY_SECONDS: Final = 1
 SAFE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -95,6 +96,28 @@ async def read_body(request: web.Request) -> bytes:
         raise RunnerError("invalid_request", message, field="body") from None
     except web.RequestPayloadError:
         raise RunnerError("invalid_request", "The body is not encoded as its headers say.", field="body") from None
+
+
+async def no_body(request: web.Request) -> None:
+    """Nothing, or an empty object.
+
+    Raises:
+        RunnerError: ``invalid_request``.
+    """
+    if (await read_body(request)).strip() not in (b"", b"{}"):
+        raise RunnerError("invalid_request", "This request takes no body.", field="body")
+
+
+def check_capacity(request: web.Request) -> None:
+    """Refuse another turn before its body is read (DESIGN 3.1.9).
+
+    Raises:
+        RunnerError: ``runner_at_capacity``.
+    """
+    context = request.app[CONTEXT]
+    if not context.sessions.has_capacity():
+        message = f"This server already runs as many turns as it may ({context.server.max_turns}); try again shortly."
+        raise RunnerError("runner_at_capacity", message, retry_after=CAPACITY_RETRY_SECONDS)
 
 
 def _too_large(bound: int) -> RunnerError:

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from runner.server import events, interactions, ops, quarantine, sessions, turns
+from runner.server import events, interactions, ops, prompts, quarantine, sessions, turns
 from runner.wire import views
-from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest
+from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN: Final = "open"
@@ -27,6 +27,7 @@ _ID: Final = {"type": "string", "pattern": ID_TEXT}
 PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "session_id": _ID,
     "interaction_id": _ID,
+    "prompt_id": _ID,
     "command_id": _ID,
     "call": {"type": "string"},
 }
@@ -76,8 +77,12 @@ ROUTES: Final[tuple[Route, ...]] = (
         "dispatchTurn",
         "Dispatch a prompt: a stream, or the result, or 202 with Prefer: respond-async.",
         {
-            200: Answer("The stream, or with Accept: application/json the result.", views.Result, stream=True),
-            202: Answer("Runs without a reader (Prefer: respond-async).", views.Accepted),
+            200: Answer(
+                "The stream, with Accept: application/json the result; of a context-only prompt that it is stored.",
+                views.Result | views.Accepted,
+                stream=True,
+            ),
+            202: Answer("Runs, or waits, without a reader (Prefer: respond-async).", views.Accepted),
         },
         (409, 410, 413, 422, 429, 503),
         body=DispatchRequest,
@@ -94,6 +99,47 @@ ROUTES: Final[tuple[Route, ...]] = (
         (404, 409, 410, 413, 503),
         body=CancelRequest,
         body_required=False,
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/prompts/{{prompt_id}}/abort",
+        prompts.abort_prompt,
+        "dispatch",
+        "abortPrompt",
+        "Abort one prompt and nothing else; what waits behind it runs.",
+        {200: Answer("Whether this call cancelled it.", views.Aborted)},
+        (404, 410, 413, 503),
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/prompts",
+        prompts.list_prompts,
+        "read",
+        "listPrompts",
+        "The prompts that wait, in the order in which they will run.",
+        {200: Answer("The queue.", views.PromptList)},
+        (404, 410, 503),
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/resume",
+        prompts.post_resume,
+        "dispatch",
+        "resumeSession",
+        "Go on where the last prompt has no completed answer.",
+        {200: Answer("The turn that goes on.", views.Resumed)},
+        (404, 409, 410, 413, 422, 429, 503),
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/shell",
+        prompts.post_shell,
+        "dispatch",
+        "runShell",
+        "Run a command in the session's sandbox, without the model.",
+        {200: Answer("What the command came to.", views.ShellResult)},
+        (409, 410, 413, 422, 429, 503),
+        body=ShellRequest,
     ),
     Route(
         "GET",

@@ -11,6 +11,7 @@ from runner.server.context import (
     CONTEXT,
     json_answer,
     limit_of,
+    no_body,
     path_id,
     query,
     read_body,
@@ -73,7 +74,7 @@ async def cancel_session(request: web.Request) -> web.Response:
 async def kill_session(request: web.Request) -> web.Response:
     """``POST /v1/sessions/{session_id}/kill``: the seat goes, session and workspace stay."""
     session_id = path_id(request, "session_id")
-    await _no_body(request)
+    await no_body(request)
     sessions = request.app[CONTEXT].sessions
     return reply_answer(await unhurried(request, "kill", sessions.kill(request[CALLER], session_id)))
 
@@ -88,12 +89,6 @@ async def view_command(request: web.Request) -> web.Response:
 async def delete_session(request: web.Request) -> web.Response:
     """``DELETE /v1/sessions/{session_id}``: kill and end."""
     session_id = path_id(request, "session_id")
-    await _no_body(request)
+    await no_body(request)
     sessions = request.app[CONTEXT].sessions
     return reply_answer(await unhurried(request, "delete", sessions.delete(request[CALLER], session_id)))
-
-
-async def _no_body(request: web.Request) -> None:
-    """Nothing, or an empty object."""
-    if (await read_body(request)).strip() not in (b"", b"{}"):
-        raise RunnerError("invalid_request", "This request takes no body.", field="body")

@@ -8,13 +8,13 @@ from aiohttp import web
 
 from runner.clock import rfc3339
 from runner.errors import RunnerError
-from runner.server.context import CALLER, CONTEXT, json_answer, path_id, read_body
+from runner.server.context import CALLER, CONTEXT, check_capacity, json_answer, path_id, read_body
 from runner.server.streams import Form, Stream, accepted_form
 from runner.session.port import PromptHandle, ReaderCut, ReaderEnded
 from runner.wire.codec import event_line, result_line, to_json
 from runner.wire.models import parse_dispatch
 
-CAPACITY_RETRY_SECONDS: Final = 1
+STORED: Final = "stored"
 
 
 async def post_turn(request: web.Request) -> web.StreamResponse:
@@ -23,9 +23,7 @@ async def post_turn(request: web.Request) -> web.StreamResponse:
     A client that goes away cancels the handler at any await: the reader is detached and nothing else changes.
     """
     context = request.app[CONTEXT]
-    if not context.sessions.has_capacity():
-        message = f"This server already runs as many turns as it may ({context.server.max_turns}); try again shortly."
-        raise RunnerError("runner_at_capacity", message, retry_after=CAPACITY_RETRY_SECONDS)
+    check_capacity(request)
     session_id = path_id(request, "session_id")
     caller = request[CALLER]
     dispatch = parse_dispatch(await read_body(request))
@@ -35,6 +33,8 @@ async def post_turn(request: web.Request) -> web.StreamResponse:
         )
     behind = prefers_async(request)
     handle = await context.sessions.dispatch(caller, session_id, dispatch, keep_on_disconnect=behind)
+    if dispatch.context_only:
+        return json_answer({"prompt_id": handle.prompt_id, "state": STORED})
     form = accepted_form(request.headers.get("Accept", ""))
     if behind or form == "json":
         if handle.refused is not None:

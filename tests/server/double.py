@@ -10,7 +10,7 @@ from runner.errors import RunnerError, turn_in_use
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken
 from runner.session.port import Caller, ReaderCut, ReaderEnded, Reply
 from runner.wire.codec import event_line, to_json
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 
 TOKENS = [
     AccessToken("all", "default", ALL_BUT_RUNNER),
@@ -140,6 +140,9 @@ class FakeSessions:
         self.replies: dict[str, Reply] = {}
         self.questions: list[dict[str, Any]] = []
         self.arrived_at: float | None = None
+        self.abortable: set[str] = set()
+        self.waiting: list[dict[str, Any]] = []
+        self.active: str | None = None
 
     async def _called(self, name: str, caller: Caller, session_id: str | None, argument: Any = None) -> None:
         self.calls.append((name, caller.project, session_id, argument))
@@ -148,7 +151,7 @@ class FakeSessions:
         self.passed.set()
         if self.error is not None:
             raise self.error
-        if session_id is not None and name != "dispatch" and (caller.project, session_id) != ("default", "s1"):
+        if session_id is not None and name not in ("dispatch", "shell") and (caller.project, session_id) != ("default", "s1"):
             raise RunnerError("not_found", f"There is no session {session_id}.")
 
     def has_capacity(self) -> bool:
@@ -172,6 +175,24 @@ class FakeSessions:
         await self._called("cancel", caller, session_id, request)
         idle: dict[str, Any] = {"command_id": None, "state": "idle", "turn_id": None, "cancelled_prompts": []}
         return self.replies.get("cancel", Reply(200, {**idle, "outcome": "not_running"}))
+
+    async def abort_prompt(self, caller: Caller, session_id: str, prompt_id: str) -> bool:
+        await self._called("abort_prompt", caller, session_id, prompt_id)
+        aborted = prompt_id in self.abortable
+        self.abortable.discard(prompt_id)
+        return aborted
+
+    async def prompts(self, caller: Caller, session_id: str) -> dict[str, Any]:
+        await self._called("prompts", caller, session_id)
+        return {"items": self.waiting, "next_cursor": None, "active": self.active}
+
+    async def resume(self, caller: Caller, session_id: str) -> str | None:
+        await self._called("resume", caller, session_id)
+        return "t2"
+
+    async def shell(self, caller: Caller, session_id: str, request: ShellRequest) -> dict[str, Any]:
+        await self._called("shell", caller, session_id, request)
+        return {"turn_id": "t2", "exit_code": 0, "output": "out\n", "truncated": False}
 
     async def kill(self, caller: Caller, session_id: str) -> Reply:
         await self._called("kill", caller, session_id)

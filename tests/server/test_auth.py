@@ -10,12 +10,18 @@ from runner.server.auth import ALL_BUT_RUNNER, AccessToken, Gate, is_loopback
 from runner.server.routes import OPEN, ROUTES, Route
 from tests.server.double import FakeSessions, auth
 
-BODIES: dict[str, Any] = {"dispatchTurn": {"prompt": "x"}, "answerInteraction": {"decision": "allow"}}
+BODIES: dict[str, Any] = {
+    "dispatchTurn": {"prompt": "x"},
+    "answerInteraction": {"decision": "allow"},
+    "runShell": {"command": "ls"},
+}
+# These make the session when there is none, of the caller's own project.
+MAKES: frozenset[str] = frozenset({"dispatchTurn", "runShell"})
 GUARDED = [route for route in ROUTES if route.scope != OPEN]
 
 
 def path_of(route: Route) -> str:
-    return route.path.format(session_id="s1", interaction_id="i1")
+    return route.path.format(session_id="s1", interaction_id="i1", prompt_id="p1", command_id="c1")
 
 
 async def status_of(http: ClientSession, route: Route, headers: dict[str, str]) -> int:
@@ -52,7 +58,7 @@ async def test_the_project_comes_from_the_token_case_j6(
         assert sessions.calls == []
         return
     assert [call[1] for call in sessions.calls] == ["elsewhere"]
-    if "{session_id}" in route.path and route.name != "dispatchTurn":
+    if "{session_id}" in route.path and route.name not in MAKES:
         assert status == 404
 
 
