@@ -110,7 +110,7 @@ class Dispatching:
         )
 
     async def _registered(self, session: Session, prompt: Prompt) -> PromptHandle | None:
-        """The handle of the same prompt, when that is on its way already; else the prompt can be aborted from now on."""
+        """The handle of the same prompt, when that is on its way; else the prompt can be aborted from now on."""
         here = session.queue.prompts.get(prompt.prompt_id)
         if here is None:
             session.queue.register(prompt)

@@ -102,17 +102,13 @@ async def raced(stage: Stage, first: Any, second: Any) -> list[Any]:
 @scenario("P3")
 async def an_answer_and_a_prompt_at_once(stage: Stage) -> None:
     asked = await paused(stage)
-    answered, handle = await raced(
-        stage, stage.bed.answer(asked, decision="allow"), stage.send("X", on_busy="reject")
-    )
+    answered, handle = await raced(stage, stage.bed.answer(asked, decision="allow"), stage.send("X", on_busy="reject"))
     await stage.calm()
     assert one_won(answered, handle, (await outcomes(stage))[1:]), (answered, handle)
     await stage.close()
     again = stage.bed = (await Stage.make()).bed
     asked = await paused(stage)
-    handle, answered = await raced(
-        stage, stage.send("X", on_busy="reject"), stage.bed.answer(asked, decision="allow")
-    )
+    handle, answered = await raced(stage, stage.send("X", on_busy="reject"), stage.bed.answer(asked, decision="allow"))
     await stage.calm()
     assert one_won(answered, handle, (await outcomes(stage))[1:]), (answered, handle)
     assert again is stage.bed

@@ -1,6 +1,6 @@
 """The stage of the numbered scenarios of prompt-specific abort: one session, its agents, and gates at every step.
 
-On the virtual-time loop time passes only when nothing can move, so ``calm`` is no race: it waits until all stands still.
+On the virtual-time loop time passes only when nothing can move: ``calm`` is no race, it waits until all stands still.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def scenario(number: str) -> Callable[[Scenario], Scenario]:
 
 
 class StagedStore(SlowStore):
-    """A store that can be held for one prompt: ``PREP`` before its content is looked up, ``PERSISTED`` behind its row."""
+    """A store that can be held for one prompt: ``PREP`` before it is looked up, ``PERSISTED`` behind its row."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,9 @@ async def aborted_while_the_answer_is_in_the_pipe(stage: Stage) -> None:
     assert stage.abort("A") is True
     await stage.finish(2)
     assert stage.cancels <= 1
-    order = [frame.get("method") for frame in agent.frames if frame.get("method") in ("session/prompt", "session/cancel")]
+    order = [
+        frame.get("method") for frame in agent.frames if frame.get("method") in ("session/prompt", "session/cancel")
+    ]
     assert order[-1] == "session/prompt"
     await stage.check(["A"], ["B"], A="aborted", B="done")
 
@@ -93,7 +95,11 @@ async def the_permission_is_answered_before_the_cancel(stage: Stage) -> None:
     assert stage.abort("A") is True
     await agent.heard("session/cancel")
     answer, cancel = agent.frames[-2:]
-    assert (answer["id"], answer["result"]["outcome"]["outcome"], cancel["method"]) == (7, "cancelled", "session/cancel")
+    assert (answer["id"], answer["result"]["outcome"]["outcome"], cancel["method"]) == (
+        7,
+        "cancelled",
+        "session/cancel",
+    )
     agent.answer(await agent.prompt(), "cancelled")
     await stage.check(["A"], A="aborted")
 
