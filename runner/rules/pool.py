@@ -12,6 +12,8 @@ from runner.terms import SeatState
 
 Key = tuple[str, str]
 REMEMBERED: Final = 10_000
+CLAIMED_SECONDS: Final = 30.0
+"""How long a seat waits for the turn that claimed it before others may have its place."""
 
 
 class BookError(Exception):
@@ -30,6 +32,7 @@ class Seat:
         facets: the fingerprint it was made with.
         secrets_expire_at_ms: wall clock that bounds reuse, None when nothing expires.
         parked_at, expires_at: loop times, meaningful while parked.
+        claimed_until: until then it is parked for the turn that follows, and nobody else takes its place.
     """
 
     key: Key
@@ -41,6 +44,7 @@ class Seat:
     state: SeatState = SeatState.BUSY
     parked_at: float = 0.0
     expires_at: float = 0.0
+    claimed_until: float = 0.0
     turn_id: str | None = None
     start: str = "cold"
     reason: str = "miss"
@@ -124,7 +128,7 @@ class Book:
                 self.tell(key, seat.seat_id, ("checkout", {"turn_id": turn_id}), SeatState.IDLE, SeatState.BUSY)
                 return Hit(seat)
             goner, reason = seat, why
-        return self._book(key, seat_id, provider, facets, secrets_expire_at_ms, turn_id, goner, reason)
+        return self._book(key, seat_id, provider, facets, secrets_expire_at_ms, turn_id, goner, reason, now)
 
     def _book(
         self,
@@ -136,6 +140,7 @@ class Book:
         turn_id: str | None,
         goner: Seat | None,
         reason: str,
+        now: float,
     ) -> Cold | Full:
         goners = [goner] if goner is not None else []
         own_waits = [torn.seat_id for torn in self.tearing.values() if torn.key == key]
@@ -145,10 +150,7 @@ class Book:
             spare = list(own_waits) + [other for other in self.tearing if other not in own_waits]
             freed = [goner.seat_id] if goner is not None else []
             freed += spare
-            idle = sorted(
-                (s for s in self.seats.values() if s.state is SeatState.IDLE and s is not goner),
-                key=lambda s: s.parked_at,
-            )
+            idle = sorted((s for s in self._evictable(now) if s is not goner), key=lambda s: s.parked_at)
             while len(freed) < needed and idle:
                 victim = idle.pop(0)
                 goners.append(victim)
@@ -168,6 +170,9 @@ class Book:
         effects = [("await_teardown", {"seat_id": torn}) for torn in waits]
         self.tell(key, seat_id, ("book", {"turn_id": turn_id, "reason": reason}), None, SeatState.BUSY, effects)
         return Cold(seat, reason, tuple(goners), tuple(waits))
+
+    def _evictable(self, now: float) -> list[Seat]:
+        return [s for s in self.seats.values() if s.state is SeatState.IDLE and s.claimed_until <= now]
 
     def _generation(self, key: Key) -> int:
         """The session's next generation; grows also when the last one was forgotten."""
@@ -203,6 +208,7 @@ class Book:
             parked.state,
         )
         seat.state, seat.parked_at, seat.expires_at = parked.state, now, now + parked.seconds
+        seat.claimed_until = now + CLAIMED_SECONDS if parked.claimed else now
 
     def remove(self, seat: Seat, verdict: str) -> None:
         """Take the seat out of the map before its teardown starts; it stays counted until ``torn``."""

@@ -55,10 +55,14 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Park the sandbox in this state for this long."""
+    """Park the sandbox in this state for this long.
+
+    ``claimed``: for the turn that follows at once; no other session may take its place meanwhile.
+    """
 
     state: SeatState
     seconds: float
+    claimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +87,17 @@ def after_ending(end: End, windows: Windows, *, kept: bool, agent_alive: bool, c
     if end.outcome is Outcome.PAUSED:
         return Parked(SeatState.AWAITING_APPROVAL, windows.approval)
     if end.outcome is Outcome.COMPLETED:
-        return Parked(SeatState.IDLE, windows.idle) if kept or claimed else Destroyed("no_reader")
+        return Parked(SeatState.IDLE, windows.idle, claimed) if kept or claimed else Destroyed("no_reader")
     if end.outcome is Outcome.CANCELLED:
-        return _after_cancel(end, windows, kept or claimed)
+        return _after_cancel(end, windows, kept or claimed, claimed)
     return Destroyed(end.error.code if end.error is not None else end.outcome.value)
 
 
-def _after_cancel(end: End, windows: Windows, kept: bool) -> Parked | Destroyed:
+def _after_cancel(end: End, windows: Windows, kept: bool, claimed: bool) -> Parked | Destroyed:
     if end.label is None or not end.label.cooperative:
         return Destroyed(end.label.value if end.label is not None else "unlabelled")
     if end.settled is False:
         return Destroyed("not_settled")
     if end.survivors:
         return Destroyed("survivors")
-    return Parked(SeatState.IDLE, windows.stopped) if kept else Destroyed("no_reader")
+    return Parked(SeatState.IDLE, windows.stopped, claimed) if kept else Destroyed("no_reader")

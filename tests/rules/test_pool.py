@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.rules import pool as module
-from runner.rules.pool import Book, BookError, Cold, Full, Hit, Key, Refused, Seat
+from runner.rules.pool import CLAIMED_SECONDS, Book, BookError, Cold, Full, Hit, Key, Refused, Seat
 from runner.rules.reuse import FACETS, Parked
 from runner.terms import SeatState
 
@@ -146,6 +146,16 @@ def test_the_oldest_idle_seat_makes_room():
     assert (got.goners, got.waits, got.reason) == ((oldest,), ("b1",), "miss")
     assert B not in desk.book.seats
     assert cold(Desk.ask(desk, B)).reason == "evicted"
+
+
+def test_a_seat_that_is_handed_over_is_nobody_elses_until_its_turn_had_time_to_come():
+    desk = Desk(1)
+    desk.seat(A, Parked(SeatState.IDLE, 1000.0, claimed=True))
+    assert desk.ask(B) == Full()
+    assert isinstance(desk.ask(A), Hit)
+    desk.book.park(desk.book.seats[A], Parked(SeatState.IDLE, 1000.0, claimed=True), desk.now)
+    desk.now += CLAIMED_SECONDS
+    assert cold(desk.ask(B)).goners[0].key == A
 
 
 @pytest.mark.parametrize("parked", [None, ASKING])
