@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -83,6 +83,24 @@ async def answers(place: Place) -> bool:
     except ApiError as error:
         return error.code != "unreachable"
     return True
+
+
+@asynccontextmanager
+async def connected(
+    named: Path | None, config: Path | None, environ: Mapping[str, str], waiting: Callable[[str], None]
+) -> AsyncIterator[Client]:
+    """A client of the server to ask; when none runs, of one that runs for the time of the context.
+
+    Raises:
+        RunnerError: as ``own_server``.
+    """
+    async with AsyncExitStack() as stack:
+        place = find(named, environ)
+        by_name = named is None and bool(environ.get("ACP_RUNNER_URL"))
+        if place is None or not (by_name or await answers(place)):
+            waiting("starting a server for this call")
+            place = await stack.enter_async_context(own_server(chosen_state_dir(named, environ), config))
+        yield await stack.enter_async_context(place.client())
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import doctor, harness, plane, prompt, questions, serve, sessions
+from runner.cli import chat, doctor, harness, plane, prompt, questions, queue, serve, sessions
 
 app = typer.Typer(
     name="acp-runner",
@@ -36,8 +36,10 @@ def acp_runner(
 app.command("serve")(serve.serve)
 app.command("plane")(plane.plane)
 app.command("prompt")(prompt.prompt)
+app.command("chat")(chat.chat)
 app.command("approve")(questions.approve)
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(queue.app, name="queue")
 app.command("pool")(sessions.pool)
 app.add_typer(harness.app, name="harness")
 app.command("doctor")(doctor.doctor)

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -36,6 +37,14 @@ RESUME_SECONDS: Final = 15.0
 DEFAULT_HARNESS: Final = "demo"
 
 
+class OnBusy(StrEnum):
+    """What becomes of a prompt whose session is busy (DESIGN 3.6)."""
+
+    REJECT = "reject"
+    QUEUE = "queue"
+    STEER = "steer"
+
+
 def prompt(
     text: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     session: Annotated[str | None, typer.Option("--session", "-s", help="Session id; default a new one.")] = None,
@@ -44,7 +53,9 @@ def prompt(
         Path | None,
         typer.Option(exists=True, file_okay=False, help="A directory to work in, in place (below [local] roots)."),
     ] = None,
-    on_busy: Annotated[str, typer.Option(help="What to do when a turn runs: reject.")] = "reject",
+    on_busy: Annotated[
+        OnBusy, typer.Option(help="When a turn runs: reject, queue behind it, or steer: stop it and go first.")
+    ] = OnBusy.REJECT,
     mode: Annotated[str | None, typer.Option(help="The agent's mode.")] = None,
     model: Annotated[str | None, typer.Option(help="The agent's model.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the agent.")] = None,
@@ -67,7 +78,7 @@ def prompt(
     session_id = session or f"cli-{uuid.uuid4().hex[:12]}"
     if not valid_id(session_id):
         raise typer.BadParameter("must match [A-Za-z0-9_-]{1,128}", param_hint="--session")
-    fields: dict[str, Any] = {"prompt_id": f"cli_{uuid.uuid4().hex}", "on_busy": on_busy}
+    fields: dict[str, Any] = {"prompt_id": f"cli_{uuid.uuid4().hex}", "on_busy": on_busy.value}
     fields.update({name: value for name, value in (("harness", harness), ("mode", mode), ("model", model)) if value})
     if workspace is not None:
         fields["workspace"] = {"path": str(workspace.resolve())}
@@ -107,13 +118,7 @@ async def _prompt(
 
     async with AsyncExitStack() as stack:
         stack.callback(view.close)
-        place = locate.find(state_dir, os.environ)
-        named = state_dir is None and bool(os.environ.get("ACP_RUNNER_URL"))
-        if place is None or not (named or await locate.answers(place)):
-            view.waiting("starting a server for this call")
-            directory = locate.chosen_state_dir(state_dir, os.environ)
-            place = await stack.enter_async_context(locate.own_server(directory, config))
-        client = await stack.enter_async_context(place.client())
+        client = await stack.enter_async_context(locate.connected(state_dir, config, os.environ, view.waiting))
         fields.update(await forwarded(client, session, fields, os.environ))
         return await Conversation(client, session, text, fields, view, asks=asks).run()
 
@@ -159,13 +164,18 @@ class Conversation:
         self._stopping: asyncio.Task[None] | None = None
         self._task: asyncio.Task[Any] | None = None
 
+    @property
+    def prompt_id(self) -> str:
+        """The prompt's id."""
+        return str(self._fields["prompt_id"])
+
     async def run(self) -> int:
         """The exit code."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         try:
-            result = await self._until_ended()
+            result = await self.until_ended()
         except asyncio.CancelledError:
             return INTERRUPTED
         finally:
@@ -181,7 +191,7 @@ class Conversation:
             return BUSY
         return OK if result.get("ok") else FAILED
 
-    async def _until_ended(self) -> dict[str, Any]:
+    async def until_ended(self) -> dict[str, Any]:
         """The last result of the prompt: a paused one only when the question stays open."""
         result = await self._attach()
         while result.get("outcome") == "paused" and self._asks:
@@ -259,7 +269,7 @@ class Conversation:
             say(f"  {approve_command(question)}")
 
     def _interrupted(self) -> None:
-        """Ctrl-C: the first sends a Stop and goes on reading, the second leaves."""
+        """Ctrl-C: the first stops the prompt and goes on reading, the second leaves."""
         if self._stopping is None:
             say("stopping (Ctrl-C again leaves at once)")
             self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="stop")
@@ -267,7 +277,11 @@ class Conversation:
             self._task.cancel()
 
     async def _stop(self) -> None:
+        """A prompt that may wait among others is aborted alone; a Stop would take the others with it."""
         try:
-            await self._client.cancel(self._session, expected_execution_id=self._turn_id)
+            if self._fields.get("on_busy") in (None, OnBusy.REJECT):
+                await self._client.cancel(self._session, expected_execution_id=self._turn_id)
+            else:
+                await self._client.abort_prompt(self._session, self.prompt_id)
         except ApiError as error:
             say(f"acp-runner: {error.code}: {error.message}")

@@ -153,6 +153,8 @@ def tell_result(result: dict[str, Any]) -> None:
     elif result.get("outcome") == "cancelled":
         settled = "" if result.get("cancel_settled", True) else "; the agent did not answer and was replaced"
         say(f"acp-runner: stopped{settled}")
+    elif result.get("outcome") == "absorbed":
+        say("acp-runner: sent together with a later message, whose answer is for both")
     elif not result.get("ok"):
         say(f"acp-runner: the turn ended as {result.get('outcome')}")
     if result.get("context_lost"):
