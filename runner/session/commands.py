@@ -29,6 +29,7 @@ log = logging.getLogger("runner.session")
 DELIVER: Final = "command"
 SETTLED: Final = "command_settled"
 VERDICT_SECONDS: Final = 1.0
+ACKNOWLEDGE_SECONDS: Final = 0.5
 POLL_SECONDS: Final = (0.05, 0.25)
 ON_PLANE: Final = "arrived_on_plane"
 
@@ -89,6 +90,8 @@ class Commands:
                 return await self._hand_over(key, ask, holder)
             issued = await self._applying.issue(session, ask)
         await issued.saved.wait()
+        if issued.cancelled_prompts:
+            await session.outbox.written(ACKNOWLEDGE_SECONDS)
         pending = issued.came_to is None or issued.kind is CommandKind.KILL
         if pending and ask.wait_seconds > 0 and not issued.done.is_set():
             waiting = asyncio.ensure_future(issued.done.wait())

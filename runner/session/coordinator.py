@@ -30,6 +30,7 @@ from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 
 log = logging.getLogger("runner.session")
+ABORT_SECONDS: Final = 0.5
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 
@@ -98,7 +99,11 @@ class Coordinator:
     async def abort_prompt(self, caller: Caller, session_id: str, prompt_id: str) -> bool:
         """See ``session.port.Sessions.abort_prompt``."""
         session = await self._registry.existing(self._key(caller, session_id))
-        return session.queue.abort(prompt_id)
+        aborted = session.queue.abort(prompt_id)
+        if aborted:
+            # What was answered to its client must hold behind a crash too: a cancelled prompt is never sent.
+            await session.outbox.written(ABORT_SECONDS)
+        return aborted
 
     async def prompts(self, caller: Caller, session_id: str) -> dict[str, Any]:
         """See ``session.port.Sessions.prompts``."""

@@ -159,7 +159,12 @@ class Dispatching:
         queue = session.queue
         prompt.state, prompt.position = PromptState.QUEUED, session.log.end
         prompt.since = (session.head.epoch, session.head.n)
-        prompt.options = {"on_busy": request.on_busy, "keep": prompt.keep, "config": effective.config}
+        prompt.options = {
+            "on_busy": request.on_busy,
+            "queue_mode": queue.rules.mode,
+            "keep": prompt.keep,
+            "config": effective.config,
+        }
         async with session.outbox.writing:
             prompt.stored = True
             if not queue.rules.persist(prompt.prompt_id):

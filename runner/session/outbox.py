@@ -121,6 +121,14 @@ class Outbox:
         if (self._batch or self._endings) and self._flushing is None:
             self._flushing = self._tasks.spawn(f"flush {self._name}", self._in_background())
 
+    async def written(self, seconds: float) -> None:
+        """Wait until what is queued or being written now is durable, at most ``seconds``; what fails is tried again."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.flush()
+        except (RunnerError, TimeoutError) as error:
+            log.warning("what %s acknowledges is not durable yet: %s", self._name, str(error) or "the store is slow")
+
     async def _in_background(self) -> None:
         seconds = FLUSH_SECONDS
         try:

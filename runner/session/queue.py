@@ -109,8 +109,9 @@ class Queue:
         Raises:
             RunnerError: ``queue_full``.
         """
-        waiting = sum(state in rules.WAITING for state in self.rules.tokens.values()) - len(self.rules.batch.prompt_ids)
-        if waiting > most:
+        starting = self.rules.batch.prompt_ids
+        waiting = [name for name, state in self.rules.tokens.items() if state in rules.WAITING and name not in starting]
+        if len(waiting) > most:
             raise RunnerError("queue_full", f"{most} prompts wait in this session already.", retry_after=1)
 
     def number(self) -> int:
@@ -159,6 +160,7 @@ class Queue:
         for prompt in prompts:
             if prompt.prompt_id not in self.rules.tokens:
                 self._seq = max(self._seq, prompt.seq)
+                self.rules.mode = prompt.options.get("queue_mode", self.rules.mode)
                 self.prompts[prompt.prompt_id] = prompt
                 self.rules.restore(prompt.prompt_id)
 
