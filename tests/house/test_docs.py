@@ -20,7 +20,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)")
 COMMAND = re.compile(r"(?:^|\s|`|/)acp-runner ([a-z]+)(?: ([a-z]+))?")
 SCRIPT = re.compile(r"(?<![\w/])scripts/([a-z.]+)")
 
-LONG = {"s": "session", "i": "interaction", "c": "command"}
+LONG = {"p": "prompt", "s": "session", "i": "interaction", "c": "command"}
 
 
 def page_id(path: Path) -> str:
