@@ -152,7 +152,8 @@ class Prompts:
         return effects
 
     def restore(self, prompt_id: str) -> None:
-        """A prompt that was admitted by an earlier process; ``wake`` starts it."""
+        """A prompt that was admitted by an earlier process; ``wake`` starts it. The busy period goes on."""
+        self.busy = True
         self.tokens[prompt_id] = Token.QUEUED
         self.queue.append(prompt_id)
 
@@ -181,8 +182,8 @@ class Prompts:
 
         ``responded``: the agent's answer to the running turn was processed already, so that turn is over.
         """
-        state = self.tokens.get(prompt_id)
-        if state is None or (state is Token.ACTIVE and (self.stopping or responded)):
+        state, withdrawn = self.tokens.get(prompt_id), self.giving_way and prompt_id == self.chain
+        if state is None or (state is Token.ACTIVE and (self.stopping or responded or withdrawn)):
             return False, []
         if state is Token.ACTIVE:
             self.stopping = True

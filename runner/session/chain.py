@@ -7,16 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
-
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules.interaction import Cause
 from runner.rules.pool import Key
-from runner.rules.unfinished import READ, unfinished
-from runner.session.history import pages
 from runner.session.prompts import Prompt
-from runner.session.reconcile import WAITING
+from runner.session.reconcile import WAITING, told
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow, PromptRow, Store, TurnRow
 from runner.terms import EventType, InteractionStatus, PromptState
@@ -161,11 +157,8 @@ async def read(store: Store, key: Key, turn: TurnRow | None) -> Left:
     if prompt is not None and prompt.state != PromptState.ACTIVE:
         return Left(turn, prompt, asked)
     asked = [*asked, *await store.interactions(*key, InteractionStatus.ANSWERED)]
-    folded: list[tuple[str, dict[str, Any]]] = []
-    async for rows in pages(store, key, None):
-        folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
     asked.sort(key=lambda row: row.created_at)
-    return Left(turn, prompt, asked, unfinished(folded).tools)
+    return Left(turn, prompt, asked, (await told(store, key)).tools)
 
 
 def taken(session: Session, left: Left) -> tuple[Paused | None, list[InteractionRow]]:

@@ -99,11 +99,12 @@ class Coordinator:
     async def abort_prompt(self, caller: Caller, session_id: str, prompt_id: str) -> bool:
         """See ``session.port.Sessions.abort_prompt``."""
         session = await self._registry.existing(self._key(caller, session_id))
-        aborted = session.queue.abort(prompt_id)
-        if aborted:
-            # What was answered to its client must hold behind a crash too: a cancelled prompt is never sent.
-            await session.outbox.written(ABORT_SECONDS)
-        return aborted
+        prompt = session.queue.prompts.get(prompt_id)
+        if not session.queue.abort(prompt_id):
+            return False
+        # What was answered to its client must hold behind a crash too: a cancelled prompt is never sent.
+        await session.outbox.written(ABORT_SECONDS)
+        return prompt is None or not await prompt.was_known(ABORT_SECONDS)
 
     async def prompts(self, caller: Caller, session_id: str) -> dict[str, Any]:
         """See ``session.port.Sessions.prompts``."""

@@ -86,6 +86,7 @@ class Dispatching:
                 session.queue.forget(prompt)
             self._registry.forget(session)
             raise
+        prompt.known = handle is not None
         session.queue.forget(prompt)
         if handle is None and request.on_busy == "reject" and not session.queue.free:
             return self._refused(session, prompt)

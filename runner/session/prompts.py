@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ class Prompt:
         stored: its row is written, or is being written.
         told: its ending was told.
         ready: what became of its dispatch is known.
+        known: the same id had come before.
     """
 
     prompt_id: str
@@ -49,6 +51,13 @@ class Prompt:
     stored: bool = False
     told: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    known: bool = False
+
+    async def was_known(self, seconds: float) -> bool:
+        """Whether its dispatch only asked for one that was there already, as far as that is clear in time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ready.wait(), seconds)
+        return self.known
 
 
 class Presence:

@@ -128,8 +128,9 @@ class Queue:
 
     def forget(self, prompt: Prompt) -> None:
         """The prompt is known by its id already, or cannot be served: it was never here."""
-        self.perform(self.rules.refuse(prompt.prompt_id))
-        self.prompts.pop(prompt.prompt_id, None)
+        if self.prompts.get(prompt.prompt_id) is prompt:
+            self.perform(self.rules.refuse(prompt.prompt_id))
+            self.prompts.pop(prompt.prompt_id, None)
 
     def admit_now(self, prompt: Prompt) -> None:
         """Admit a prompt whose row is written with its turn."""

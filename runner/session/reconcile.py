@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -36,8 +36,8 @@ async def reconcile(store: Store, clock: Clock) -> int:
         await close_session(store, clock, (turn.project, turn.session_id), turn)
     asked = {(row.project, row.session_id) for row in await _open_questions(store)}
     for key in asked:
-        newest = await store.last_turn(*key)
-        if newest is None or newest.outcome not in WAITING or not await _active(store, newest):
+        last = await store.last_turn(*key)
+        if last is None or last.outcome not in WAITING or not await _active(store, last):
             await close_session(store, clock, key, None)
     for turn in await store.paused_turns():
         key = (turn.project, turn.session_id)
@@ -54,12 +54,28 @@ async def _active(store: Store, turn: TurnRow) -> bool:
     return prompt is not None and prompt.state == PromptState.ACTIVE
 
 
-async def newest_cursor(store: Store, row: SessionRow) -> tuple[int, int]:
-    """The session's head: records outside of a turn may be newer than what its row says."""
-    head = (row.head_epoch, row.head_n)
+class Newest(NamedTuple):
+    """The session's head, and whether it was idle behind what its row says."""
+
+    head: tuple[int, int]
+    idle: bool
+
+
+async def newest(store: Store, row: SessionRow) -> Newest:
+    """Records outside of a turn may be newer than what the session's row says."""
+    head, idle = (row.head_epoch, row.head_n), False
     async for rows in pages(store, (row.project, row.session_id), head):
         head = (rows[-1].epoch, rows[-1].n)
-    return head
+        idle = idle or any(record.type == EventType.SESSION_IDLE for record in rows)
+    return Newest(head, idle)
+
+
+async def told(store: Store, key: Key) -> Unfinished:
+    """What the session's records leave open."""
+    folded: list[tuple[str, dict[str, Any]]] = []
+    async for rows in pages(store, key, None):
+        folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
+    return unfinished(folded)
 
 
 async def _open_questions(store: Store) -> list[InteractionRow]:
@@ -77,11 +93,9 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
         log.error("session %s has no row", key[1])
         return
     head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
-    folded = []
-    async for rows in pages(store, key, None):
-        head = max(head, (rows[-1].epoch, rows[-1].n))
-        folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
-    open_now = unfinished(folded)
+    head = max(head, (await newest(store, session)).head)
+    open_now = await told(store, key)
+    open_now.busy = open_now.busy and not await store.waiting_prompts(key)
     asked = [row for row in await _open_questions(store) if (row.project, row.session_id) == key]
     questions, waits_on = desk.close_all(asked, Cause.LOST), turn is not None and open_now.unsent
     if turn is not None and turn.prompt_id is not None:
@@ -108,8 +122,9 @@ async def _save(store: Store, closing: _Closing, questions: list[InteractionRow]
         await store.append(records, questions, failed)
         await store.save_session(head)
         return
-    result = _result(turn)
-    own = next((replace(row, result=result) for row in failed if row.prompt_id == turn.prompt_id), None)
+    result = _result(turn, turn.prompt_id)
+    failed = [row if row.result and row.prompt_id != turn.prompt_id else _interrupted(turn, row) for row in failed]
+    own = next((row for row in failed if row.prompt_id == turn.prompt_id), None)
     others = [row for row in failed if row.prompt_id != turn.prompt_id]
     ended = replace(turn, outcome=Outcome.LOST, ended_at=closing.at, result=result)
     await store.end(Ending(head, ended, own, questions, records, others))
@@ -170,7 +185,12 @@ def _lost() -> RunnerError:
     return RunnerError("execution_lost", "The runner stopped while this turn was running.")
 
 
-def _result(turn: TurnRow) -> dict[str, Any]:
-    prompt_ids = [turn.prompt_id] if turn.prompt_id else []
+def _interrupted(turn: TurnRow, row: PromptRow) -> PromptRow:
+    """A prompt that the turn had read: its frame may have been written, so it is not sent again by itself."""
+    return replace(row, result=_result(turn, row.prompt_id), turn_id=turn.turn_id)
+
+
+def _result(turn: TurnRow, prompt_id: str | None) -> dict[str, Any]:
+    prompt_ids = [prompt_id] if prompt_id else []
     timings = Times(0.0).timings(0.0)
     return result_without_agent(turn.session_id, turn.turn_id, prompt_ids, Outcome.LOST, _lost().as_event(), timings)

@@ -17,24 +17,28 @@ from runner.rules.pool import Key
 from runner.session import chain
 from runner.session.effective import Effective, restored
 from runner.session.prompts import Prompt
-from runner.session.reconcile import newest_cursor
+from runner.session.reconcile import newest, told
 from runner.session.session import LastTurn, Session
 from runner.store.port import PromptRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
-from runner.terms import PromptState
+from runner.terms import EventType, PromptState
 from runner.turn.live import LiveSeat
 
 KEPT: Final = 2000
 
 
 class Read(NamedTuple):
-    """A session as the store has it: its row with the newest head, its newest turn, what that left, and what waits."""
+    """A session as the store has it: its row with the newest head, its newest turn, what that left, and what waits.
+
+    ``busy``: nobody has told yet that it is idle; it may not be.
+    """
 
     row: SessionRow
     last: TurnRow | None
     left: chain.Left
     context: list[PromptRow]
     waiting: list[PromptRow]
+    busy: bool
 
 
 class Registry:
@@ -175,13 +179,15 @@ class Registry:
         row = await self._store.session(*key)
         if row is None:
             return None
-        head_epoch, head_n = await newest_cursor(self._store, row)
+        (head_epoch, head_n), idle = await newest(self._store, row)
         # Behind the head: a turn that is admitted meanwhile is newer than that, and its admission reads all again.
         last = await self._store.last_turn(*key)
         left = await chain.read(self._store, key, last)
         context = await self._store.context_prompts(key)
         waiting = await self._store.waiting_prompts(key)
-        return Read(replace(row, head_epoch=head_epoch, head_n=head_n), last, left, context, waiting)
+        ended = last is not None and last.outcome is not None
+        busy = ended and not idle and (await told(self._store, key)).busy
+        return Read(replace(row, head_epoch=head_epoch, head_n=head_n), last, left, context, waiting, busy)
 
     def _take(self, session: Session, read: Read) -> None:
         """Become what was read, in one step. The same cold chain stays the same object; one with a seat stays."""
@@ -197,11 +203,14 @@ class Registry:
             known.questions, known.tools = found.questions, found.tools
         else:
             session.paused = found
-        session.busy = session.paused is not None
+        session.busy = session.paused is not None or read.busy
         if session.paused is not None:
             session.queue.adopt_chain(session.paused.prompt)
         elif session.queue.rules.paused:
             session.queue.lost()
+        elif session.busy and not read.waiting and not self._shared:
+            session.busy = False
+            session.journal(None, None).event(EventType.SESSION_IDLE, {})
         session.queue.context = read.context
         session.queue.restore(self._prompt_of(row) for row in read.waiting)
 
