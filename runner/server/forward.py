@@ -41,6 +41,8 @@ MAYBE_TAKEN: Final = (
     "The replica that holds this session went away while it worked on this request, which it may have taken. "
     "Try again; a dispatch with the same prompt_id is never run twice."
 )
+ONCE: Final = "runShell"
+MAYBE_RUN: Final = "The replica that holds this session went away while it worked on this command, which may have run."
 
 Place = Callable[[str, str, Collection[str]], Awaitable[Elsewhere]]
 """Chooses a runner for a session that nobody holds: project, session id, replicas that failed already.
@@ -125,7 +127,8 @@ class Forwarder:
                 target, request.method, path_of(request), headers_up(request), body=body, still=still
             )
         except Broken:
-            return problem_answer(owned_elsewhere(target, MAYBE_TAKEN))
+            once = _NAME_OF.get(request.match_info.handler) == ONCE
+            return problem_answer(RunnerError("delivery_unknown", MAYBE_RUN) if once else _maybe_taken(target))
         if asked.status in (409, 429):
             return await _refusal(asked, target)
         task, streams = asyncio.current_task(), request.app[CONTEXT].streams
@@ -135,6 +138,10 @@ class Forwarder:
             return await _down(request, asked, still)
         finally:
             streams.discard(task)
+
+
+def _maybe_taken(target: Elsewhere) -> RunnerError:
+    return owned_elsewhere(target, MAYBE_TAKEN)
 
 
 async def _refusal(asked: ClientResponse, target: Elsewhere) -> web.StreamResponse:

@@ -163,3 +163,22 @@ async def test_context_alone_makes_a_session_and_no_turn(bed: Bed) -> None:
     assert await resume(bed) is None
     assert not await bed.sessions.abort_prompt(CALLER, "s", "X")
     assert await bed.history() == []
+
+
+async def test_what_a_lost_turn_left_unanswered_is_gone_on_with_behind_a_restart(bed: Bed) -> None:
+    await bed.dispatch(prompt="A", keep_on_disconnect=True)
+    await (await bed.agent()).prompt()
+    await asyncio.sleep(1)
+    later = await Bed.make(store=bed.store, plane=type(bed.replica.plane)(), replica_id="rep_2")
+    try:
+        turn_id = await resume(later)
+        agent = await later.agent()
+        frame = await agent.prompt()
+        assert texts(frame)[-1] == GO_ON
+        assert "A" in texts(frame)[0], "the new agent is told of the session"
+        agent.say("done")
+        agent.answer(frame)
+        assert await ended(later, turn_id) == "completed"
+        assert await resume(later) is None
+    finally:
+        await later.close()

@@ -212,3 +212,41 @@ async def test_an_agent_that_a_shell_started_is_told_of_the_session(bed: Bed) ->
     assert "remember 42" in told[0]
     assert told[-1] == "which number"
     assert "context_lost" not in await bed.turn(agents=2, nth=2)
+
+
+async def test_a_stop_gives_up_the_start_of_its_sandbox(bed: Bed) -> None:
+    gate = bed.provider.start_gate = asyncio.Event()
+    call = asyncio.create_task(bed.shell("make"))
+    await asyncio.sleep(0.1)
+    assert (await bed.cancel(wait_seconds=5)).body["outcome"] == "stopped"
+    reply = await call
+    assert (reply["exit_code"], reply["output"], reply["aborted"]) == (None, "", True)
+    gate.set()
+    await bed.turn()
+    assert len((await (await bed.agent()).prompt())["params"]["prompt"]) == 1, "nothing ran: nothing is told"
+
+
+async def test_a_kill_ends_it_and_its_sandbox(bed: Bed) -> None:
+    call, command = await begun(bed)
+    command.heard(b"half")
+    reply = await bed.sessions.kill(CALLER, "s")
+    assert reply.body["outcome"] == "stopped"
+    done = await call
+    assert (done["output"], done["aborted"]) == ("half", True)
+    assert (await bed.turn(agents=2))["start"] == "cold"
+    told = (await (await bed.agent(2)).prompt())["params"]["prompt"]
+    assert told[0]["text"].endswith("half"), "a kill keeps what waits to be told"
+
+
+async def test_its_output_outlives_the_runner(bed: Bed) -> None:
+    call, command = await begun(bed)
+    command.heard(b"kept")
+    command.ended.set_result(Ran(0))
+    await call
+    later = await Bed.make(store=bed.store, plane=type(bed.replica.plane)(), replica_id="rep_2")
+    try:
+        await later.turn()
+        told = (await (await later.agent()).prompt())["params"]["prompt"]
+        assert (len(told), told[0]["text"].endswith("kept")) == (2, True)
+    finally:
+        await later.close()
