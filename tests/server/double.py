@@ -151,7 +151,11 @@ class FakeSessions:
         self.passed.set()
         if self.error is not None:
             raise self.error
-        if session_id is not None and name not in ("dispatch", "shell") and (caller.project, session_id) != ("default", "s1"):
+        if (
+            session_id is not None
+            and name not in ("dispatch", "shell")
+            and (caller.project, session_id) != ("default", "s1")
+        ):
             raise RunnerError("not_found", f"There is no session {session_id}.")
 
     def has_capacity(self) -> bool:

@@ -243,6 +243,27 @@ async def test_a_dispatch_is_not_sent_twice(two: Neighbours) -> None:
     assert two.sessions["a"].calls == []
 
 
+async def test_a_command_that_may_have_run_is_not_offered_again(two: Neighbours) -> None:
+    async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answered(reader, writer)
+
+    await two.odd("c", breaks)
+    status, problem, _ = await ask(two, "POST", f"{S1}/shell", json={"command": "make"})
+    assert (status, problem["code"], problem["retryable"]) == (500, "delivery_unknown", False)
+    assert two.sessions["a"].calls == []
+
+
+async def test_what_concerns_the_queue_goes_to_the_owner(two: Neighbours) -> None:
+    two.book.holder = "b"
+    two.sessions["b"].abortable.add("p1")
+    assert (await ask(two, "POST", f"{S1}/prompts/p1/abort"))[1] == {"aborted": True}
+    assert (await ask(two, "GET", f"{S1}/prompts"))[0] == 200
+    assert (await ask(two, "POST", f"{S1}/resume"))[1] == {"turn_id": "t2"}
+    assert (await ask(two, "POST", f"{S1}/shell", json={"command": "make"}))[1]["output"] == "out\n"
+    assert [call[0] for call in two.sessions["b"].calls] == ["abort_prompt", "prompts", "resume", "shell"]
+    assert two.sessions["a"].calls == []
+
+
 @pytest.mark.parametrize("goes_to", ["b", None])
 async def test_a_session_that_moves_while_it_is_asked_for_is_asked_for_again(
     two: Neighbours, goes_to: str | None
