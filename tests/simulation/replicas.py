@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
-from runner.sandbox.port import Gone, Paths, Reaped, SandboxSpec
+from runner.sandbox.port import Gone, Paths, Ran, Reaped, SandboxSpec
 from tests.session.bed import CountingIds
 from tests.simulation.agents import SimAgent
 from tests.simulation.chance import Chance
@@ -65,6 +66,7 @@ class SimSandbox:
         self.chance = chance
         self.marks: set[str] = set()
         self._provider = provider
+        self._killed = asyncio.Event()
 
     @property
     def transport(self) -> Any:
@@ -87,8 +89,17 @@ class SimSandbox:
         if turn_id not in self.marks:
             raise RunnerError("sandbox_lost", "The turn has no mark.")
         self.agent.killed()
+        self._killed.set()
         survivors = (4242,) if self._provider.mischief(0.08) else ()
         return Reaped(1, survivors)
+
+    async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
+        self._killed.clear()
+        heard(b"out")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.chance.pick((0.01, 1.0, 60.0))):
+                await self._killed.wait()
+        return Ran(None, 9) if self._killed.is_set() else Ran(0)
 
     async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
         await self.chance.wait(0.1 * self._provider.hazard)
