@@ -14,6 +14,7 @@ from runner.session.ending import result_outside_of_turns
 from runner.session.prompts import Prompt
 from runner.store.port import PromptRow
 from runner.terms import EventType, Outcome, PromptState, StopReason, TurnPhase
+from runner.wire.codec import to_json
 
 if TYPE_CHECKING:
     from runner.session.run import TurnRun
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner.session")
 
 RETRY_SECONDS: Final = 1.0
+AGAIN_BYTES: Final = 1024 * 1024
+"""How much context that was delivered is told again to an agent that has lost it."""
 OUTCOMES: Final = {
     rules.Token.ABSORBED: Outcome.ABSORBED,
     rules.Token.CANCELLED: Outcome.CANCELLED,
@@ -202,12 +205,20 @@ class Queue:
         return claimed
 
     def deliver(self, turn_id: str, *, again: bool) -> list[dict[str, Any]]:
-        """Blocks of the context that goes with the frame: what was not delivered yet, or ``again`` all of it."""
-        due = [row for row in self.context if again or row.state == PromptState.STORED]
-        for row in due:
-            told = replace(row, state=PromptState.DONE.value, turn_id=turn_id)
-            self.context[self.context.index(row)] = told
-            self._session.outbox.prompt(told)
+        """Blocks of the context that goes with the frame: what was not delivered yet, or ``again`` all that is kept.
+
+        Of what was delivered the newest ``AGAIN_BYTES`` are kept.
+        """
+        room, kept = AGAIN_BYTES, list[PromptRow]()
+        for row in reversed(self.context):
+            room -= 0 if row.state == PromptState.STORED else len(to_json(row.content))
+            if row.state == PromptState.STORED or room >= 0:
+                kept.append(row)
+        due = [row for row in reversed(kept) if again or row.state == PromptState.STORED]
+        told = {row.prompt_id: replace(row, state=PromptState.DONE.value, turn_id=turn_id) for row in due}
+        for row in told.values():
+            self._session.outbox.prompt(row)
+        self.context = [told.get(row.prompt_id, row) for row in reversed(kept)]
         return [block for row in due for block in row.content]
 
     def lost(self) -> None:

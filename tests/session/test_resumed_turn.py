@@ -182,3 +182,15 @@ async def test_what_a_lost_turn_left_unanswered_is_gone_on_with_behind_a_restart
         assert await resume(later) is None
     finally:
         await later.close()
+
+
+async def test_an_agent_that_lost_its_context_is_told_the_newest_of_it_again(bed: Bed) -> None:
+    words = [f"{n}" * 400_000 for n in range(4)]
+    for text in words:
+        await bed.dispatch(prompt=text, context_only=True)
+    await bed.turn(prompt="A")
+    assert texts(await (await bed.agent()).prompt()) == [*words, "A"], "what nobody was told yet is never left out"
+    await bed.sessions.kill(CALLER, "s")
+    await bed.turn(prompt="B", agents=2)
+    _, *told, last = texts(await (await bed.agent(2)).prompt())
+    assert (told, last) == (words[2:], "B"), "a MiB of it"
