@@ -99,7 +99,9 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
     asked = [row for row in await _open_questions(store) if (row.project, row.session_id) == key]
     questions, waits_on = desk.close_all(asked, Cause.LOST), turn is not None and open_now.unsent
     if turn is not None and turn.prompt_id is not None:
-        open_now.prompts[turn.prompt_id] = None
+        own = await store.prompt(*key, turn.prompt_id)
+        if own is None or own.state in (PromptState.ACTIVE, PromptState.QUEUED):
+            open_now.prompts[turn.prompt_id] = None
     if waits_on:
         # Its agent had nothing yet: the chain waits on, and its answers come back.
         questions = [desk.unclaimed(row, UNCLAIMED) for row in asked if row.status == InteractionStatus.ANSWERED]
