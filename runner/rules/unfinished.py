@@ -49,14 +49,16 @@ class Unfinished:
 
 def unfinished(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Unfinished:
     """Fold ``(type, data)`` of every record of a session, oldest first."""
-    found, resumes = Unfinished(), False
+    found, resumes, ended = Unfinished(), False, set[str]()
     for kind, data in records:
         match kind:
             case EventType.TURN_ADMITTED:
-                found.prompts.update(dict.fromkeys(data["prompt_ids"]))
+                # A turn names what it has read; some of that may have been cancelled meanwhile.
+                found.prompts.update(dict.fromkeys(name for name in data["prompt_ids"] if name not in ended))
                 found.unsent, resumes = False, "resumes" in data
             case EventType.PROMPT_ENDED:
                 found.prompts.pop(data["prompt_id"], None)
+                ended.add(data["prompt_id"])
             case EventType.TOOL_CALL | EventType.TOOL_CALL_UPDATE:
                 _tool(found.tools, data)
             case EventType.SESSION_BUSY:

@@ -107,6 +107,7 @@ async def _make_durable(turn: TurnContext, answer: BeatAnswer) -> bool:
     session.learn_secrets(turn.effective.secrets.values())
     turn.journal.redactor = session.redactor
     async with session.outbox.writing:
+        await session.outbox.prompts_first()
         return await _insert(turn, answer)
 
 

@@ -121,6 +121,20 @@ class Outbox:
         if (self._batch or self._endings) and self._flushing is None:
             self._flushing = self._tasks.spawn(f"flush {self._name}", self._in_background())
 
+    async def prompts_first(self) -> None:
+        """Make prompts durable that ended, with what was told of them; for whoever holds ``writing``.
+
+        Raises:
+            RunnerError: ``store_unavailable``; what could not be written stays queued.
+        """
+        while self._batch.prompts:
+            batch = self.take()
+            try:
+                await self._append(batch)
+            except BaseException:
+                self.give_back(batch)
+                raise
+
     async def written(self, seconds: float) -> None:
         """Wait until what is queued or being written now is durable, at most ``seconds``; what fails is tried again."""
         try:

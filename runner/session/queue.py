@@ -327,6 +327,7 @@ class Queue:
         prompt.state = PromptState(ended.state.value)
         if self.run is not None and prompt is self.run.prompt and not self._sends_something:
             # Its turn has nothing left to send: that tells the ending, and has the result.
+            session.remember(prompt)
             return
         outcome = OUTCOMES.get(ended.state, Outcome.COMPLETED)
         turn_id = session.current.turn_id if ended.absorbed_by is not None and session.current is not None else None

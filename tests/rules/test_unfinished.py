@@ -37,6 +37,7 @@ def tool(name: str, status: str, **more: str) -> tuple[str, Any]:
     [
         ([], Unfinished()),
         ([BUSY], Unfinished(busy=True)),
+        ([admitted("a", "b"), ended("a"), admitted("a", "b")], Unfinished(prompts={"b": None})),
         ([BUSY, IDLE, BUSY], Unfinished(busy=True)),
         ([BUSY, admitted("a"), ended("a"), IDLE], Unfinished()),
         ([BUSY, admitted("a")], Unfinished({"a": None}, busy=True)),

@@ -47,6 +47,10 @@ class Storm:
             client.cancel()
         await asyncio.sleep(0)
         store = await crash(self.bed)
+        for name in list(self.aborted):
+            row = await store.prompt("p", self.homes[name], name)
+            if row is not None and row.state == "active":
+                self.aborted.discard(name)  # its interrupt was on its way; who asks again stops it
         self.sandboxes += self.bed.provider.sandboxes
         self.lives += 1
         self.bed = await Bed.make(store=store, replica_id=f"rep_{self.lives}")
