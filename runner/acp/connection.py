@@ -344,12 +344,12 @@ class AgentConnection:
 
     def exited(self, info: ExitInfo) -> None:
         """The agent is gone: every open call fails at once, and each inbox ends (case E5)."""
+        self.counts["unsent_bytes"] = self._transport.unsent
         tail = self.stderr_tail()
-        words = self.last_words()
         self._end(
             RunnerError(
                 "harness_exited",
-                f"The agent ended: {info}.{words}",
+                f"The agent ended: {info}.{self.last_words()}",
                 exit_code=info.code,
                 signal=info.signal,
                 stderr_tail=tail,

@@ -1,6 +1,8 @@
-"""Whether an answer to ``session/prompt`` is the stale ending of the prompt before it (PROMPT-ABORT.md, W4)."""
+"""What became of a prompt frame where the agent does not say so: a stale answer, a write cut off (PROMPT-ABORT.md)."""
 
 from __future__ import annotations
+
+from runner.errors import RunnerError
 
 
 def stale(*, behind_cancel: bool, stopping: bool, updated: bool, usage: bool, error: bool) -> bool:
@@ -14,3 +16,16 @@ def stale(*, behind_cancel: bool, stopping: bool, updated: bool, usage: bool, er
         error: the answer is an error.
     """
     return behind_cancel and not (stopping or updated or usage or error)
+
+
+def gone(error: RunnerError, *, cut: bool, updated: bool) -> RunnerError:
+    """Why a prompt failed whose agent is gone: ``delivery_unknown`` when nobody can say whether it was read.
+
+    Args:
+        error: the connection's.
+        cut: the agent ended before all of the frame was taken.
+        updated: an update came: it was read.
+    """
+    if error.code != "harness_exited" or updated or not cut:
+        return error
+    return RunnerError("delivery_unknown", f"It is not known whether the agent has read the prompt. {error.message}")

@@ -28,7 +28,7 @@ from runner.rules import permission
 from runner.rules import turn as rules
 from runner.rules.interaction import Cause
 from runner.rules.limits import Limits, Progress, first_due
-from runner.rules.stale import stale
+from runner.rules.stale import gone, stale
 from runner.store.port import InteractionRow
 from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.turn.journal import Journal
@@ -276,7 +276,9 @@ class Driver:
                 self._prompt_answered(item)
             case Closed():
                 self.live.exited = True
-                self.feed(rules.AgentGone(item.error))
+                unread = bool(self._blocks) and self.live.connection.counts.get("unsent_bytes", 0) > 0
+                error = gone(item.error, cut=unread, updated=self.first_update_at is not None)
+                self.feed(rules.AgentGone(error))
 
     def _prompt_answered(self, item: PromptAnswered) -> None:
         if item.request_id != self.live.prompt_request:
