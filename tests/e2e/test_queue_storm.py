@@ -81,7 +81,7 @@ class Storm:
         self.door = door
         self.name = f"s{number}"
         self.chance = chance
-        slow = steps.sleep(chance.choice([0.0, 0.05, 0.2]))
+        slow = steps.sleep(chance.choice([0.05, 0.2, 0.5]))
         self.script = AgentScript(folder, self.name).on_prompt(steps.text("ok"), slow, steps.reply())
         self.fields: dict[str, Any] = {
             "harness": "scripted",
@@ -97,7 +97,7 @@ class Storm:
             await self._send(f"{self.name}-p{number}", self.chance.choice(["queue", "queue", "queue", "steer"]))
             if self.chance.random() < 0.4:
                 await asyncio.sleep(self.chance.choice([0.0, 0.05]))
-                await self._abort(self.chance.choice(self.sent[-3:]))
+                await self._abort(self.chance.choice([*self.sent[-3:], await self._active() or self.sent[0]]))
 
     async def _send(self, name: str, on_busy: str) -> None:
         fields = {**self.fields, "prompt_id": name, "on_busy": on_busy}
@@ -105,6 +105,10 @@ class Storm:
         assert reply["prompt_id"] == name
         self.sent.append(name)
         self.door.acknowledged += 1
+
+    async def _active(self) -> str | None:
+        listed: dict[str, Any] = await self.door.asked(lambda client: client.prompts(self.name))
+        return listed["active"]
 
     async def _abort(self, name: str) -> None:
         try:
