@@ -104,8 +104,20 @@ class Screen:
     def text(self, text: str) -> None:
         """Show text of the agent: its whole lines now, the rest with ``flush`` or its newline."""
         *whole, self._open = (self._open + plain(text)).split("\n")
+        if self._terminal:
+            whole += self._wrapped()
         if whole:
             self._above(lambda: sys.stdout.write("".join(f"{line}\n" for line in whole)))
+
+    def _wrapped(self) -> list[str]:
+        """The rows that the open line fills already: a long paragraph is seen while it comes."""
+        rows, width = list[str](), max(8, shutil.get_terminal_size().columns)
+        while len(self._open) > width:
+            cut = self._open.rfind(" ", 1, width + 1)
+            cut = cut if cut > 0 else width
+            rows.append(self._open[:cut])
+            self._open = self._open[cut:].removeprefix(" ")
+        return rows
 
     def flush(self) -> None:
         """End an open line of text."""

@@ -71,3 +71,15 @@ def test_without_a_terminal_nothing_is_redrawn(capsys: pytest.CaptureFixture[str
     screen.text("a line\n")
     screen.say("a note")
     assert capsys.readouterr() == ("a line\n", "a note\n")
+
+
+def test_a_long_paragraph_is_seen_while_it_comes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    screen = Screen(Line(), terminal=True)
+    screen.text("one two three ")
+    screen.text("x" * 12)
+    assert capsys.readouterr().out == "one two\nthree\nxxxxxxxxxx\n"
+    screen.flush()
+    assert capsys.readouterr().out == "xx\n"
