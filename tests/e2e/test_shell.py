@@ -57,7 +57,7 @@ async def test_a_session_may_begin_with_a_command(scripted: Scripted, client: Cl
 
 
 async def test_a_stop_kills_all_that_a_command_started_and_not_the_agent(scripted: Scripted, client: Client) -> None:
-    """Case L5: the shell half; whoever left its group goes too."""
+    """Case D4: whoever left its group goes too."""
     talk, script = scripted()
     agent = await started(talk, script)
     command = "echo half; setsid sh -c 'echo $$ > far; exec sleep 600' & echo $$ > near; trap '' TERM; sleep 601"

@@ -218,7 +218,7 @@ async def test_a_command_runs_beside_the_agent(bench: Bench) -> None:
 
 
 async def test_a_kill_of_its_turn_ends_a_command_and_not_the_agent(bench: Bench) -> None:
-    """Case L5: the shell half."""
+    """Case D4."""
     sandbox = await bench.start()
     talk = Talk(sandbox)
     await sandbox.mark("t1").set(SECONDS)

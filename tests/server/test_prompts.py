@@ -37,7 +37,7 @@ async def test_an_abort_refuses_what_it_does_not_know(http: ClientSession) -> No
 
 
 async def test_an_abort_and_a_list_are_never_behind_the_cap(http: ClientSession, sessions: FakeSessions) -> None:
-    """Case M9: what helps a full server is not refused by it; what would fill it further is."""
+    """What helps a full server is not refused by it; what would fill it further is."""
     sessions.capacity = False
     assert (await posted(http, f"{SESSION}/prompts/p1/abort"))[0] == 200
     async with http.get(f"{SESSION}/prompts") as answer:
@@ -91,7 +91,7 @@ async def test_a_busy_session_refuses_a_shell(http: ClientSession, sessions: Fak
 
 @pytest.mark.parametrize("route", ["prompts/p1/abort", "resume", "shell"])
 async def test_a_reader_may_only_read(url: str, route: str) -> None:
-    """Case K7: the scope of each."""
+    """Each has its scope."""
     async with ClientSession(url, headers=auth("reader")) as reader:
         assert (await posted(reader, f"{SESSION}/{route}", json={}))[0] == 403
         async with reader.get(f"{SESSION}/prompts") as answer:

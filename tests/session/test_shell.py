@@ -90,6 +90,7 @@ async def test_what_runs_waits_or_is_paused_refuses_it(bed: Bed) -> None:
 
 
 async def test_a_sandbox_that_is_being_started_is_not_there_yet(bed: Bed) -> None:
+    """Case L5: a retryable refusal, and the start goes on as if nobody had asked."""
     gate = bed.provider.start_gate = asyncio.Event()
     handle = await bed.dispatch(prompt="A", keep_on_disconnect=True)
     with pytest.raises(RunnerError) as caught:
@@ -125,7 +126,7 @@ async def test_prompts_wait_for_it_and_an_abort_of_one_leaves_it_alone(bed: Bed)
 
 
 async def test_a_stop_kills_the_whole_group_before_anything_else_may_run(bed: Bed) -> None:
-    """Scenario 44, case L5: no idle, and no second shell, before the group is gone; its output is kept."""
+    """Scenario 44, case D4: no idle, and no second shell, before the group is gone; its output is kept."""
     call, command = await begun(bed)
     command.heard(b"half")
     gate = bed.provider.kill_gate = asyncio.Event()
@@ -215,6 +216,7 @@ async def test_an_agent_that_a_shell_started_is_told_of_the_session(bed: Bed) ->
 
 
 async def test_a_stop_gives_up_the_start_of_its_sandbox(bed: Bed) -> None:
+    """Case L5: a Stop is taken before the sandbox is there."""
     gate = bed.provider.start_gate = asyncio.Event()
     call = asyncio.create_task(bed.shell("make"))
     await asyncio.sleep(0.1)
