@@ -6,6 +6,7 @@ move of a token; the machine around it decides when a turn starts, what its batc
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
@@ -190,17 +191,28 @@ class Prompts:
             return True, [StopTurn(prompt_id)]
         return True, [self._end(prompt_id, Move.CANCEL), *self._useless(), *self._rest()]
 
-    def stop(self, *, keep_queue: bool = False, responded: bool = False) -> list[Effect]:
+    def stop(
+        self,
+        *,
+        keep_queue: bool = False,
+        responded: bool = False,
+        running: bool = True,
+        newer: Collection[str] = (),
+    ) -> list[Effect]:
         """Stop the session: cancel what runs, and what waits unless ``keep_queue``; nothing of it starts later.
 
-        A turn on its way takes what it has read with it, also when the rest of the queue is kept.
+        A turn on its way takes what it has read with it, also when the rest of the queue is kept. What came later than
+        the Stop goes on: the prompts ``newer``, and what has the session unless it is ``running`` that is meant.
         """
         starting = self.batch.prompt_ids if self.activity is Activity.STARTING else ()
+        spared = {*newer, *(starting if not running else ())} - {*(starting if running else ())}
         waiting = [
-            name for name, state in self.tokens.items() if state in WAITING and (not keep_queue or name in starting)
+            name
+            for name, state in self.tokens.items()
+            if state in WAITING and name not in spared and (not keep_queue or name in starting)
         ]
         effects: list[Effect] = [self._end(name, Move.CANCEL) for name in waiting]
-        if self.stopping or (self.activity is Activity.TURN and responded):
+        if not running or self.stopping or (self.activity is Activity.TURN and responded):
             return [*effects, *self._rest()]
         if self.activity is Activity.SHELL:
             self.stopping = True

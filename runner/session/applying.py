@@ -77,7 +77,7 @@ class Applying:
         if known is not None:
             return known
         issued = Issued(self._row(session, ask, verdict))
-        issued.cancelled_prompts = session.queue.cancel_waiting(keep_queue=ask.keep_queue)
+        issued.cancelled_prompts = self._drop(session, verdict, ask.arrived_at, ask.keep_queue)
         if isinstance(verdict, rules.NotRunning):
             self._nothing_runs(issued)
         elif ask.idempotency_key is None:
@@ -98,7 +98,8 @@ class Applying:
         if reply_to is not None:
             issued.reply_to.add(reply_to)
         self._remember(session, issued)
-        session.queue.cancel_waiting(keep_queue=bool(row.arguments.get(KEEP_QUEUE)))
+        verdict = _target(session, issued.kind, row.turn_id, arrived_at, ended=True)
+        self._drop(session, verdict, arrived_at, bool(row.arguments.get(KEEP_QUEUE)))
         self._decide(session, issued, arrived_at)
         self._services.tasks.spawn(f"command {row.command_id}", self._carry(session, issued, arrived_at))
 
@@ -116,6 +117,11 @@ class Applying:
         except TimeoutError:
             log.error("the turn of %s has not ended yet", session.session_id)
         await self._empty_seat(session, reason)
+
+    def _drop(self, session: Session, verdict: rules.Target, arrived_at: float, keep: bool) -> list[str]:
+        """Cancel what waited when the command arrived; their ids."""
+        at = self._services.clock.now_ms() - (self._services.clock.monotonic() - arrived_at) * 1000
+        return session.queue.cancel_waiting(keep_queue=keep, running=isinstance(verdict, rules.Apply), arrived_ms=at)
 
     def stop_chain(self, session: Session, reason: StopReason) -> None:
         """End a paused chain for this reason: a turn resumes it and ends cancelled."""
@@ -385,8 +391,7 @@ def _starting(session: Session) -> list[rules.Execution]:
 
 
 def _there(session: Session) -> list[rules.Execution]:
-    current = _current(session)
-    return [*([current] if current is not None else []), *_starting(session)]
+    return [*filter(None, [_current(session)]), *_starting(session)]
 
 
 def _target(

@@ -180,9 +180,14 @@ class Queue:
         self.perform(effects, StopReason.ABORT_PROMPT)
         return aborted
 
-    def cancel_waiting(self, *, keep_queue: bool) -> list[str]:
-        """Cancel what waits, for a session-wide Stop; their ids. What runs is stopped by the Stop's own command."""
-        effects = self.rules.stop(keep_queue=keep_queue, responded=self._responded)
+    def cancel_waiting(self, *, keep_queue: bool, running: bool = True, arrived_ms: float | None = None) -> list[str]:
+        """Cancel what waits, for a session-wide Stop; their ids. What runs is stopped by the Stop's own command.
+
+        ``running``: it means what has the session; ``arrived_ms``: what came later is not meant (wall clock).
+        """
+        waiting = self.prompts.values() if arrived_ms is not None else ()
+        newer = {prompt.prompt_id for prompt in waiting if arrived_ms is not None and prompt.created_at > arrived_ms}
+        effects = self.rules.stop(keep_queue=keep_queue, responded=self._responded, running=running, newer=newer)
         cancelled = [effect.prompt_id for effect in effects if isinstance(effect, rules.Ended)]
         kept = [effect for effect in effects if not isinstance(effect, rules.StopTurn)]
         self.perform(kept)

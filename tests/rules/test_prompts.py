@@ -304,3 +304,20 @@ def test_every_sequence_keeps_the_invariants(steps: list[tuple[str, int]], mode:
                 world.check()
     assert set(world.ended) == set(world.registered)
     assert not world.busy
+
+
+def test_a_stop_spares_what_came_later_than_it() -> None:
+    prompts = running("B", "C")
+    assert prompts.stop(running=False, newer={"C"}) == [Ended("B", Token.CANCELLED)]
+    assert prompts.abort("A") == (True, [StopTurn("A")]), "the turn is newer than the Stop, and is not stopping"
+    assert prompts.queue == ["C"]
+
+
+def test_a_chain_that_gives_way_is_aborted_already() -> None:
+    prompts = running()
+    prompts.pause("A")
+    queued(prompts)
+    prompts.register("X")
+    prompts.persist("X")
+    assert prompts.admit("X", steer=True) == [StartTurn()]
+    assert prompts.abort("A") == (False, [])

@@ -80,6 +80,11 @@ async def _check_session(world: World, session_id: str) -> None:
     _check_cancelled(world, turns)
 
 
+def _never_began(result: dict[str, Any]) -> bool:
+    """A Stop came while the prompt was prepared: nothing of it is stored."""
+    return result["turn_id"] is None and result["outcome"] == "cancelled"
+
+
 async def _check_prompts(world: World, session_id: str, turns: list[TurnRow]) -> None:
     """Dispatched = admitted + refused + attached; no prompt was lost or sent twice."""
     rows = [row for row in world.ledger.dispatched if row.session_id == session_id]
@@ -88,7 +93,9 @@ async def _check_prompts(world: World, session_id: str, turns: list[TurnRow]) ->
         answers = [row.answer for row in rows if row.prompt_id == prompt_id]
         token = next(row.token for row in rows if row.prompt_id == prompt_id)
         stored = await world.store.prompt(PROJECT, session_id, prompt_id)
-        if "accepted" in answers and (stored is None or began[prompt_id] != 1):
+        accepted = [row for row in rows if row.prompt_id == prompt_id and row.answer == "accepted"]
+        stopped = all(row.result is not None and _never_began(row.result) for row in accepted)
+        if accepted and not stopped and (stored is None or began[prompt_id] != 1):
             raise Violation(f"prompt {prompt_id} was accepted and began {began[prompt_id]} turns")
         if set(answers) <= {"refused"} and (stored is not None or began[prompt_id] or world.ledger.frames[token]):
             raise Violation(f"prompt {prompt_id} was refused, yet it is there")
