@@ -157,6 +157,7 @@ class TurnContext:
             started_at=self.times.begun,
             mint=lambda: services.ids.mint("int"),
             save_question=self.session.save_question,
+            on_closed=lambda row: self.session.outbox.questions([row]),
         )
 
 

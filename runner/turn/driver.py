@@ -67,11 +67,12 @@ class Driver:
         started_at: float,
         mint: Callable[[], str],
         save_question: Save,
+        on_closed: Callable[[InteractionRow], None],
     ) -> None:
         self.live = live
         self.machine = machine
         self.journal = journal
-        self.questions = Questions(live, journal, clock, mint)
+        self.questions = Questions(live, journal, clock, mint, on_closed=on_closed)
         self._save_question = save_question
         self.first_update_at: float | None = None
         self.usage: dict[str, Any] = {}

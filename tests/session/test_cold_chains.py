@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.interactions import desk
+from runner.rules import interaction
 from runner.session.chain import CONTINUE
 from tests.session.asking import check, paused
 from tests.session.bed import CALLER, Bed, types
@@ -338,8 +340,6 @@ async def test_a_claim_that_nobody_carries_lapses_case_f2(bed: Bed) -> None:
     bed, _, [question] = await cold(bed)
     row = await bed.store.interaction("p", question)
     now_ms = bed.replica.services.clock.now_ms()
-    from runner.interactions import desk
-
     claimed = desk.answered(row, {"decision": "deny"}, now_ms)
     assert await bed.store.answer_interaction(claimed, "pending")
     with pytest.raises(RunnerError) as caught:
@@ -585,33 +585,40 @@ async def test_a_chain_of_a_restarted_runner_expires_too(bed: Bed) -> None:
     await bed.close()
 
 
-async def test_what_is_due_is_refused_to_a_live_agent_and_the_chain_goes_on() -> None:
-    """A question of seven days that a new agent asked again: deny-like, never ``cancelled`` (cases F7, F8)."""
-    bed = await Bed.make(settings={"pool": {"approval_seconds": 2 * WEEK}})
+@pytest.fixture
+def five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions that live five minutes, less than a seat."""
+    monkeypatch.setattr(interaction, "EXPIRY_MS", 300_000)
+
+
+@pytest.mark.usefixtures("five_minutes")
+async def test_what_is_due_is_refused_to_a_live_agent_and_the_chain_goes_on(bed: Bed) -> None:
+    """Deny-like, never ``cancelled``, and nobody is told that a user denied it (cases F7, F8)."""
     _, agent, frame, [question] = await paused(bed, 1)
-    await asyncio.sleep(WEEK + 61)
+    await asyncio.sleep(361)
     assert (await agent.answered(0))["result"]["outcome"] == {"outcome": "selected", "optionId": "no"}
     agent.answer(frame)
     await check(bed, ["paused", "completed"])
     told = (await questions_of(bed))[question]
-    assert (told["status"], told["reason"]) == ("expired", "Nobody answered in time.")
-    await bed.close()
+    assert (told["status"], told["reason"], "answer" in told) == ("expired", "Nobody answered in time.", False)
 
 
-async def test_what_is_due_is_refused_while_its_turn_runs() -> None:
-    bed = await Bed.make(settings={"turn": {"idle_seconds": None, "tool_call_seconds": None}})
-    handle = await bed.dispatch(keep_on_disconnect=True, limits={"idle_seconds": None, "tool_call_seconds": None})
+@pytest.mark.usefixtures("five_minutes")
+async def test_what_is_due_is_refused_while_its_turn_runs(bed: Bed) -> None:
+    handle = await bed.dispatch(keep_on_disconnect=True)
     agent = await bed.agent()
     frame = await agent.prompt()
     agent.update(sessionUpdate="tool_call", toolCallId="other", title="long", status="in_progress")
     agent.ask(1, "t1", [{"optionId": "go", "kind": "allow_once"}])
-    await asyncio.sleep(WEEK + 61)
+    agent.elicit("form")
+    await asyncio.sleep(361)
     assert (await agent.answered(1))["error"]["code"] == -32000, "without a reject option it is an error"
+    assert (await agent.answered("form"))["result"] == {"action": "decline"}
     agent.say("so be it")
     agent.answer(frame)
     assert (await handle.result())["outcome"] == "completed"
     await check(bed, ["completed"])
-    await bed.close()
+    assert {item["status"] for item in (await questions_of(bed)).values()} == {"expired"}
 
 
 async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed: Bed) -> None:
