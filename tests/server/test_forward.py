@@ -433,6 +433,13 @@ class TestGateway:
         status, problem, _ = await ask(gate, "POST", TURNS, json=PROMPT)
         assert (status, problem["code"]) == (503, "plane_unavailable")
 
+    async def test_what_a_runner_sends_to_a_plane_is_not_run_there(self, gate: Neighbours) -> None:
+        for method, path in (("POST", TURNS), ("DELETE", S1)):
+            status, problem, _ = await ask(gate, method, path, headers={upstream.FORWARDED: "r1"})
+            assert (status, problem["code"], problem["retryable"]) == (409, "owned_elsewhere", True)
+        assert gate.sessions["a"].calls == []
+        assert (await ask(gate, "GET", S1, headers={upstream.FORWARDED: "r1"}))[0] == 200
+
     async def test_a_runner_that_is_full_is_passed_over(self, gate: Neighbours) -> None:
         full, other = await gate.add("r1"), await gate.add("r2")
         full.capacity = False
