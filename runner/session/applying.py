@@ -297,6 +297,9 @@ class Applying:
                 return rules.settled(Outcome(row.outcome), error_code(row.result))
         if end is not None:
             return settled_by(end[1])
+        if session.paused is not None and session.current is None and not session.starting:
+            # The turn that was to end the chain was not admitted: it waits on.
+            return CommandState.OBSOLETE, CommandOutcome.FAILED
         late = turn_id is not None and issued.keeps_seat and session.current_turn_id is not None
         return CommandState.OBSOLETE, CommandOutcome.SUPERSEDED if late else CommandOutcome.NOT_RUNNING
 

@@ -206,7 +206,7 @@ class Driver:
             case rules.SendFrame():
                 self._send_frame()
             case rules.CancelQuestions():
-                self.questions.close_all(Cause.STOPPED if self.machine.stop is not None else Cause.ENDED)
+                self.questions.close_all(self._cause())
             case rules.CloseTools(status):
                 self._tools.close(status)
             case rules.SendCancel():
@@ -222,6 +222,13 @@ class Driver:
                 self._end = effect
             case rules.End():
                 self._finish(effect)
+
+    def _cause(self) -> Cause:
+        """Why the open questions are closed: a Stop, an agent that is gone, or one that went on without them."""
+        if self.machine.stop is not None:
+            return Cause.STOPPED
+        gone = any(isinstance(effect, rules.End) and effect.settled is False for effect in self._todo)
+        return Cause.LOST if gone else Cause.ENDED
 
     def _send_frame(self) -> None:
         self._before_frame()

@@ -640,3 +640,19 @@ async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed
     assert "int_late" in closed
     assert (await questions_of(again))["int_late"]["status"] == "expired"
     await again.close()
+
+
+@pytest.mark.parametrize("what", ["stop", "kill"])
+async def test_a_command_that_cannot_end_a_cold_chain_says_so(bed: Bed, what: str) -> None:
+    """Nobody can admit the turn that would end it: the question stays open, and the outcome is no "nothing ran"."""
+    bed, _, [question] = await cold(bed)
+    plane: Any = bed.replica.plane
+    plane.down = True
+    call = bed.cancel(wait_seconds=30) if what == "stop" else bed.sessions.kill(CALLER, "s")
+    assert (await call).body["outcome"] == "failed"
+    assert (await bed.sessions.view(CALLER, "s"))["open_interactions"] == [question]
+    plane.down = False
+    await asyncio.sleep(1)
+    again = bed.cancel(wait_seconds=30) if what == "stop" else bed.sessions.kill(CALLER, "s")
+    assert (await again).body["outcome"] == "stopped"
+    await check(bed, ["paused", "cancelled"])
