@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,9 +116,9 @@ class Commands:
         Raises:
             RunnerError: ``execution_mismatch``: nothing was written.
         """
-        arrived = holder.now - max(0.0, self._services.clock.monotonic() - ask.arrived_at)
+        arrived = self._services.beats.plane_now() - max(0.0, self._services.clock.monotonic() - ask.arrived_at)
         current = rules.Execution(holder.alive, holder.started_at) if holder.alive is not None else None
-        at = arrived if ask.kind is not CommandKind.KILL else holder.now
+        at = arrived if ask.kind is not CommandKind.KILL else math.inf
         verdict = rules.target(ask.kind, ask.expected, current, (), at)
         if isinstance(verdict, rules.Mismatch):
             raise mismatch(verdict.current)

@@ -177,6 +177,24 @@ async def test_a_turn_elsewhere_that_started_after_the_request_arrived_case_b6(s
     assert (await handle.result())["outcome"] == "completed"
 
 
+async def test_a_slow_plane_makes_no_stop_come_too_early(several: Several) -> None:
+    """The turn started just before the Stop; the plane's answer is long on its way."""
+    a, b = await two(several)
+    handle, agent, frame = await running(a)
+
+    async def look(*key: str) -> Any:
+        holder = await several.plane.look(*key)
+        await asyncio.sleep(2)
+        return holder
+
+    several.sides["b"].look = look  # type: ignore[attr-defined]
+    reply = await b.cancel()
+    assert (reply.status, reply.body["turn_id"]) == (202, handle.turn_id)
+    await agent.heard("session/cancel")
+    agent.answer(frame, "cancelled")
+    assert (await handle.result())["outcome"] == "cancelled"
+
+
 async def test_a_paused_turn_elsewhere_can_be_named(several: Several) -> None:
     a, b = await two(several)
     handle, agent, frame = await running(a)
