@@ -170,7 +170,7 @@ async def test_a_bad_load_does_not_loop_case_i6(loading: Bed) -> None:
         assert (result["ok"], result["start"]) == (True, "cold")
         assert len(agent.all("session/load")) == (1 if agents < 4 else 0)
     reasons = [data["reason"] for data in notices(await loading.history()) if data["kind"] == "context_lost"]
-    assert reasons == ["refused", "refused", "failed_before", "failed_before"]
+    assert reasons == ["resume_failed", "resume_failed", "failed_before", "failed_before"]
 
 
 async def test_a_first_turn_that_nobody_kept_says_nothing_about_the_harness_case_i6(loading: Bed) -> None:
