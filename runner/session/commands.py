@@ -196,6 +196,8 @@ class Commands:
     def due(self, project: str, session_id: str, commands: Iterable[Mapping[str, Any]]) -> None:
         """Commands that came with the answer to a beat: a lost push costs at most one beat."""
         for command in commands:
+            if self._applying.known(str(command.get("command_id"))) is not None:
+                continue
             self.note({**command, "kind": DELIVER, "project": project, "session_id": session_id})
 
     async def watch(self) -> None:
