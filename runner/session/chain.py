@@ -161,7 +161,8 @@ async def read(store: Store, key: Key, turn: TurnRow | None) -> Left:
         return Left(turn, prompt, asked)
     asked = [*asked, *await store.interactions(*key, InteractionStatus.ANSWERED)]
     folded: list[tuple[str, dict[str, Any]]] = []
-    async for rows in pages(store, key, None):
+    # A turn that pauses, or is closed as lost, writes down each open call: nothing older is needed.
+    async for rows in pages(store, key, (turn.epoch, 0)):
         folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
     asked.sort(key=lambda row: row.created_at)
     return Left(turn, prompt, asked, unfinished(folded).tools)
