@@ -23,6 +23,7 @@ from runner.turn.live import LiveSeat
 log = logging.getLogger("runner.session")
 END_TRIES: Final = 3
 END_RETRY_SECONDS: Final = 0.2
+OWED_RETRY_SECONDS: Final = 1.0
 
 
 async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
@@ -40,7 +41,12 @@ async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
             seat = Destroyed("superseded")
     _place_seat(turn, end, seat)
     session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)
-    await _end_beat(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
+    phase: Phase = "paused" if end.outcome is Outcome.PAUSED else "parked"
+    if session.outbox.owes_endings and turn.services.owners.shared:
+        # Whoever took the session now would find the turn open, and end it as lost.
+        turn.services.tasks.spawn(f"end beat {turn.turn_id}", _end_beat_later(turn, phase))
+    else:
+        await _end_beat(turn, phase)
     return end, result
 
 
@@ -62,6 +68,18 @@ async def _end_beat(turn: TurnContext, parked: Phase) -> None:
         await beats.end(turn.beat(parked, parked=True))
     if not _holds_seat(turn):
         await beats.end(turn.beat("ended"))
+
+
+async def _end_beat_later(turn: TurnContext, parked: Phase) -> None:
+    """Behind the ending, however long the store keeps it waiting; until then the lease is renewed."""
+    while True:
+        try:
+            await turn.session.outbox.flush()
+        except RunnerError:
+            await asyncio.sleep(OWED_RETRY_SECONDS)
+        else:
+            await _end_beat(turn, parked)
+            return
 
 
 def _holds_seat(turn: TurnContext) -> bool:
