@@ -15,7 +15,7 @@ from runner.leases.port import Holder, Note
 from runner.rules import command as rules
 from runner.rules.pool import Key
 from runner.session import views
-from runner.session.applying import KILL_SECONDS, Applying, error_code, mismatch
+from runner.session.applying import KILL_SECONDS, SAVE_SECONDS, Applying, error_code, mismatch
 from runner.session.issued import CLOSED, Ask, Issued, outcome_of, reply_of
 from runner.session.port import Reply
 from runner.session.registry import Registry
@@ -85,10 +85,11 @@ class Commands:
                 return await self._hand_over(key, ask, holder)
             issued = await self._applying.issue(session, ask)
         await issued.saved.wait()
-        pending = issued.came_to is None or issued.kind is CommandKind.KILL
-        if pending and ask.wait_seconds > 0 and not issued.done.is_set():
+        # An outcome that is known already is about to be written down: the client may look it up.
+        seconds = ask.wait_seconds if issued.came_to is None else max(ask.wait_seconds, SAVE_SECONDS)
+        if seconds > 0 and not issued.done.is_set():
             waiting = asyncio.ensure_future(issued.done.wait())
-            await asyncio.wait({waiting}, timeout=ask.wait_seconds)
+            await asyncio.wait({waiting}, timeout=seconds)
             waiting.cancel()
         return reply_of(issued.row, issued.turn_id, issued.came_to)
 

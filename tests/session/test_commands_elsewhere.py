@@ -275,6 +275,42 @@ async def test_a_stop_of_a_turn_whose_owner_is_provably_gone_is_lost(several: Se
     assert (await b.turn())["ok"] is True
 
 
+@pytest.mark.parametrize("kind", ["cancel", "kill"])
+async def test_a_paused_turn_whose_owner_is_gone_is_stopped_by_another_replica(several: Several, kind: str) -> None:
+    a, b = await two(several)
+    handle, agent, _ = await running(a)
+    agent.ask(1, "t1")
+    assert (await handle.result())["outcome"] == "paused"
+    await several.kill("a")
+    await asyncio.sleep(3)
+    reply = await (b.cancel(wait_seconds=10) if kind == "cancel" else b.sessions.kill(CALLER, "s"))
+    assert (reply.status, reply.body["outcome"]) == (200, "stopped")
+    [row] = rows(several)
+    assert (row.turn_id, row.state, row.outcome) == (handle.turn_id, "applied", "stopped")
+    assert b.provider.sandboxes == [], "nobody is started in order to be stopped"
+    done = [event["data"]["outcome"] for event in await b.history() if event["type"] == "done"]
+    assert done == ["paused", "cancelled"]
+    assert {row.status for row in await several.store.interactions("p", "s")} == {"cancelled"}
+    assert (await b.turn())["ok"] is True
+
+
+async def test_a_stop_that_was_written_for_a_paused_turn_is_applied_by_whoever_sweeps(several: Several) -> None:
+    """Its owner died between the row and the Stop."""
+    a, b = await two(several)
+    handle, agent, _ = await running(a)
+    agent.ask(1, "t1")
+    assert (await handle.result())["outcome"] == "paused"
+    at = a.replica.services.clock.now_ms()
+    await several.store.submit_command(CommandRow("p", "s", "cmd_1", "cancel", "pending", handle.turn_id, at))
+    await several.kill("a")
+    await asyncio.sleep(30)
+    [row] = rows(several)
+    assert (row.claimed_by, row.state, row.outcome) == ("b", "applied", "stopped")
+    done = [event["data"]["outcome"] for event in await b.history() if event["type"] == "done"]
+    assert done == ["paused", "cancelled"]
+    assert (await b.turn())["ok"] is True
+
+
 async def test_an_owner_that_is_silent_keeps_its_stop_until_it_is_swept_case_m9(several: Several) -> None:
     a, b = await two(several)
     handle, _, _ = await running(a)
