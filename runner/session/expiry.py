@@ -8,7 +8,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.interactions import desk
-from runner.rules.interaction import Cause, open_for
+from runner.rules.interaction import UNCLAIMED, Cause, open_for, orphaned
 from runner.session.paused import PausedChains
 from runner.session.registry import Registry
 from runner.session.services import Services
@@ -41,7 +41,12 @@ class Expiry:
                 self._chains.expire(session, now_ms)
 
     async def expire_due(self) -> int:
-        """Close what is due in sessions that nobody holds; how many questions were due. A job of the sweep.
+        """Close what is due in sessions that nobody holds, and give back answers that nobody carries any more.
+
+        A job of the sweep.
+
+        Returns:
+            How many questions it looked at.
 
         Raises:
             RunnerError: ``store_unavailable``.
@@ -57,7 +62,25 @@ class Expiry:
                 await self._expire(row, now_ms)
             except RunnerError as error:
                 log.warning("interaction %s is due and stays: %s", row.interaction_id, error.message)
-        return len(due)
+        claimed = [
+            row
+            for row in await self._services.store.open_interactions(InteractionStatus.ANSWERED)
+            if orphaned(row.answer, now_ms)
+        ]
+        for row in claimed:
+            await self._give_back(row)
+        return len(due) + len(claimed)
+
+    async def _give_back(self, row: InteractionRow) -> None:
+        """Its claimer died before a turn carried it (case F2); one that holds the session may still hand it over."""
+        key = (row.project, row.session_id)
+        if self._registry.holds(key) or await self._services.owners.elsewhere(*key) is not None:
+            return
+        back = desk.unclaimed(row, UNCLAIMED)
+        if await self._services.store.answer_interaction(back, InteractionStatus.ANSWERED):
+            session = self._registry.known(key)
+            if session is not None:
+                self._chains.remember(session, back)
 
     async def _expire(self, row: InteractionRow, now_ms: int) -> None:
         key = (row.project, row.session_id)

@@ -65,7 +65,7 @@ class PausedChains:
             return
         live = paused.live
         if live is None:
-            chain.close_tools(session.journal(None, _prompt_id(paused)), paused)
+            self._cooled(session, paused)
             return
         book = self._services.pool.book
         if not book.holds(live.seat):
@@ -155,11 +155,20 @@ class PausedChains:
         if cause is not None:
             self.end(session, cause, chain.seat_error(verdict))
             return
-        pen = session.journal(None, _prompt_id(paused))
-        chain.close_tools(pen, paused)
-        pen.event(EventType.NOTICE, {"kind": "chain_cold", "reason": verdict})
+        self._cooled(session, paused)
+        session.journal(None, _prompt_id(paused)).event(EventType.NOTICE, {"kind": "chain_cold", "reason": verdict})
         paused.live = None
         self._release(session, paused)
+
+    @staticmethod
+    def _cooled(session: Session, paused: Paused) -> None:
+        """Its agent is gone: so are its tool calls, and answers that it had not asked for come back."""
+        chain.close_tools(session.journal(None, _prompt_id(paused)), paused)
+        held = [row for row in paused.questions.values() if row.status == InteractionStatus.ANSWERED]
+        back = [desk.unclaimed(row, interaction.UNASKED) for row in held]
+        paused.questions.update({row.interaction_id: row for row in back})
+        if back:
+            session.outbox.questions(back)
 
     def end(self, session: Session, cause: Cause, error: RunnerError) -> None:
         """End a paused chain without a turn: its questions are closed, its prompt has failed."""
@@ -237,6 +246,7 @@ class PausedChains:
             newer = await self._row(session, interaction_id)
             interaction.claim(InteractionStatus(newer.status), newer.answer, masked)
             return _known(newer)
+        session.tell(session.key, interaction_id, "answered", row.status, answered.status)
         return await self._deliver(session, Answering(answered, given))
 
     async def _row(self, session: Session, interaction_id: str) -> InteractionRow:
@@ -255,12 +265,13 @@ class PausedChains:
             return row
         back = desk.unclaimed(row, interaction.UNCLAIMED)
         if await self._services.store.answer_interaction(back, InteractionStatus.ANSWERED):
-            self._remember(session, back)
+            self.remember(session, back)
             return back
         return await self._row(session, interaction_id)
 
     @staticmethod
-    def _remember(session: Session, row: InteractionRow) -> None:
+    def remember(session: Session, row: InteractionRow) -> None:
+        """A question of a paused chain is as the store has it from now on."""
         if session.paused is not None and row.interaction_id in session.paused.questions:
             session.paused.questions[row.interaction_id] = row
 
@@ -328,7 +339,8 @@ class PausedChains:
         """A failed resume returns the answer to pending and says why (case F2)."""
         row = desk.unclaimed(answering.row, why)
         if await self._services.store.answer_interaction(row, InteractionStatus.ANSWERED):
-            self._remember(session, row)
+            self.remember(session, row)
+            session.tell(session.key, row.interaction_id, "given back", answering.row.status, row.status)
             code, extra = (error.code, error.extra) if error is not None else ("session_turn_in_use", {})
             raise RunnerError(code, f"{why} The question is still open.", **extra)
         raise RunnerError("interaction_closed", why)

@@ -368,6 +368,23 @@ async def test_a_drain_during_a_cold_start_leaves_the_question_open(bed: Bed) ->
     await again.close()
 
 
+async def test_an_answer_that_no_agent_asked_for_comes_back_with_the_next_loss_case_f2(bed: Bed) -> None:
+    """Nothing but it would be open, and nobody would see it."""
+    bed, _, [one, two] = await cold_pair(bed)
+    answering = asyncio.create_task(bed.answer(two, decision="deny"))
+    agent, _ = await next_agent(bed)
+    agent.ask(8, "t8", rawInput={"command": "0"})
+    assert (await answering).status == 202
+    agent.exit(3)
+    await asyncio.sleep(1)
+    assert (await bed.sessions.view(CALLER, "s"))["open_interactions"] == [one, two]
+    told = await questions_of(bed)
+    assert [(told[name]["status"], "answer" in told[name]) for name in (one, two)] == [("pending", False)] * 2
+    assert "asked for" in told[two]["last_error"]
+    await bed.cancel(wait_seconds=5)
+    await check(bed, ["paused", "paused", "cancelled"])
+
+
 # Stop, kill, DELETE and a new prompt need no agent.
 
 
