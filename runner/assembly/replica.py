@@ -114,7 +114,16 @@ async def build(
     calls = _Calls()
     stories = Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale)
+    registry = Registry(
+        store,
+        clock,
+        tasks,
+        pool,
+        settings,
+        shared=plane.shared,
+        on_stale=calls.stale,
+        tell_question=stories.teller("interaction"),
+    )
     provisioner = _provisioner(settings, state_dir, providers, clock)
     me = me_of(settings, state_dir, replica_id, clock)
     services = Services(

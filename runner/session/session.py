@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.redaction import Redactor
+from runner.rules.story import Tell, untold
 from runner.session.effective import Effective
 from runner.session.outbox import Outbox
 from runner.session.prompts import Presence, Prompt
-from runner.store.port import InteractionRow, PromptRow, SessionRow, Store, TurnRow
+from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, SessionState
 from runner.turn.journal import Head, Journal
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner.session")
 KEPT_PROMPTS: Final = 32
 KEPT_SECRETS: Final = 1000
+QUESTIONED: Final = frozenset({EventType.INTERACTION_REQUESTED, EventType.INTERACTION_CLOSED})
 
 
 @dataclass(slots=True)
@@ -117,6 +121,8 @@ class Session:
         self.clock = clock
         self._store = store
         self._secrets: dict[str, None] = {}
+        self.tell: Tell = untold
+        """Hears what becomes of the session's questions."""
         self.outbox = Outbox(self.session_id, store, tasks)
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -238,8 +244,15 @@ class Session:
             log=self.log,
             clock=self.clock,
             redactor=self.redactor,
-            collect=self.outbox.record,
+            collect=self._collect,
         )
+
+    def _collect(self, row: RecordRow) -> None:
+        self.outbox.record(row)
+        if row.type in QUESTIONED:
+            shown = orjson.loads(row.data)
+            asked = row.type == EventType.INTERACTION_REQUESTED
+            self.tell(self.key, shown["interaction_id"], "asked" if asked else "closed", None, shown["status"])
 
     def begin_busy(self, journal: Journal) -> None:
         """``session_busy``, once per busy period."""
