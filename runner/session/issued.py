@@ -65,8 +65,10 @@ class Issued:
 
     @property
     def turn_id(self) -> str | None:
-        """The turn that it stops."""
-        return self.runs[0].turn_id if self.runs else self.row.turn_id
+        """The turn that it stops: of several on their way the one that became a turn."""
+        admitted = [run for run in self.runs if run.is_admitted]
+        first = next(iter(admitted or self.runs), None)
+        return first.turn_id if first is not None else self.row.turn_id
 
     @property
     def came_to(self) -> CommandOutcome | None:
@@ -83,7 +85,7 @@ async def ending_of(runs: Sequence[TurnRun]) -> tuple[TurnRun, End] | None:
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for admitted in done:
             run = waiting.pop(admitted)
-            if not admitted.cancelled() and admitted.exception() is None and admitted.result():
+            if run.is_admitted:
                 return run, await asyncio.shield(run.ended)
     return None
 

@@ -106,6 +106,12 @@ class TurnRun:
         return self._pausing and not self.ended.done()
 
     @property
+    def is_admitted(self) -> bool:
+        """Whether it became a turn."""
+        done = self.admitted.done() and not self.admitted.cancelled()
+        return done and self.admitted.exception() is None and self.admitted.result()
+
+    @property
     def begun(self) -> float:
         """When it was dispatched, loop time."""
         return self._turn.times.begun
