@@ -257,8 +257,7 @@ class TurnRun:
             driver.questions.open.update(turn.resumes.questions)
         if turn.resumes is not None:
             self.machine.output = bool(live.tools)
-        for answering in self._answers:
-            driver.answer(answering.row, answering.given)
+        self._give(driver)
         if not self._answerable.done():
             self._answerable.set_result(None)
         blocks = None if turn.reclaimed else self._blocks()
@@ -270,6 +269,14 @@ class TurnRun:
         if isinstance(end, rules.End) and end.settled and end.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
             turn.agent_answered(live)
         return end
+
+    def _give(self, driver: Driver) -> None:
+        """The answers that came before the agent was there; one that does not fit what it offers is given back."""
+        for answering in self._answers:
+            try:
+                driver.answer(answering.row, answering.given)
+            except RunnerError as error:
+                self._turn.session.outbox.questions([desk.unclaimed(answering.row, error.message)])
 
     def _total_alarm(self) -> asyncio.TimerHandle | None:
         """The total limit counts from the dispatch; the driver only minds it once the agent is there."""
