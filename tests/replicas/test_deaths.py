@@ -71,6 +71,8 @@ async def test_a_restart_takes_over_from_itself(fresh: Cluster, sessions: Sessio
     await gate.reached(SECONDS)
     lost = (await turn.event("turn_admitted"))["turn_id"]
     cluster.a.kill()
+    with pytest.raises(ApiError):
+        await turn.result()
     cluster.a.start()
     began = time.monotonic()
     result = await session.prompt(cluster.a, POLITE)
