@@ -15,7 +15,7 @@ GUARDED = [route for route in ROUTES if route.scope != OPEN]
 
 
 def path_of(route: Route) -> str:
-    return route.path.format(session_id="s1", interaction_id="i1")
+    return route.path.format(session_id="s1", interaction_id="i1", command_id="c1")
 
 
 async def status_of(http: ClientSession, route: Route, headers: dict[str, str]) -> int:

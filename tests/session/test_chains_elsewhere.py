@@ -206,6 +206,7 @@ async def test_a_cold_chain_expires_once_whoever_sweeps(several: Several) -> Non
     agent.exit(3)
     await asyncio.sleep(1)
     row = await several.store.interaction("p", question)
+    assert row is not None
     soon = dataclasses.replace(row, expires_at=two.replica.services.clock.now_ms() + 5000)
     await several.store.append([], [soon])
     await asyncio.sleep(30)

@@ -145,7 +145,7 @@ async def test_other_arguments_are_another_question_case_f9(bed: Bed, change: di
     told = (await questions_of(bed))[question]
     assert (told["status"], told["answer"]["decision"]) == ("expired", "allow")
     assert told["reason"]
-    [outcome] = await reply
+    outcome: Any = (await reply)[0]
     assert isinstance(outcome, RunnerError) or outcome.status == 202
     await bed.close()
 

@@ -29,6 +29,13 @@ async def running(bed: Bed, prompt: str = "hello", agents: int = 1, **fields: An
     return handle, agent, await agent.prompt()
 
 
+def dismissed(bed: Bed) -> None:
+    """Its warm seat is gone, and so its lease."""
+    live = bed.pool.live(("p", "s"))
+    assert live is not None
+    bed.pool.dismiss(live, "test")
+
+
 def outcomes(events: list[dict[str, Any]]) -> list[str]:
     return [event["data"]["outcome"] for event in events if event["type"] == "done"]
 
@@ -47,7 +54,7 @@ async def test_two_sends_at_two_replicas_admit_exactly_one_case_b2(several: Seve
     one, two = await several.replica("a"), await several.replica("b")
     handles = await asyncio.gather(one.dispatch(prompt="x"), two.dispatch(prompt="y"))
     refused = [handle for handle in handles if handle.refused is not None]
-    assert [handle.refused.code for handle in refused] == ["session_turn_in_use"]
+    assert [handle.refused and handle.refused.code for handle in refused] == ["session_turn_in_use"]
     winner = one if handles[0].refused is None else two
     loser = two if winner is one else one
     agent = await winner.agent()
@@ -63,7 +70,7 @@ async def test_a_session_moves_on_when_nobody_holds_it(several: Several) -> None
     first = await one.dispatch(prompt="x")
     await (await one.agent()).finish()
     await first.result()
-    one.pool.dismiss(one.pool.live(("p", "s")), "test")
+    dismissed(one)
     await asyncio.sleep(1)
     assert (await two.turn())["ok"]
     events = await two.history()
@@ -146,7 +153,7 @@ async def test_the_same_prompt_at_two_replicas_runs_once_case_b5(several: Severa
     first = await one.dispatch(prompt="x", prompt_id="same", keep_on_disconnect=False)
     await (await one.agent()).finish()
     result = await first.result()
-    one.pool.dismiss(one.pool.live(("p", "s")), "test")
+    dismissed(one)
     await asyncio.sleep(1)
     again = await two.dispatch(prompt="x", prompt_id="same")
     assert await again.result() == result
@@ -161,7 +168,7 @@ async def test_a_prompt_that_ran_elsewhere_between_look_up_and_beat_is_attached_
     first = await one.dispatch(prompt="x", prompt_id="same")
     await (await one.agent()).finish()
     result = await first.result()
-    one.pool.dismiss(one.pool.live(("p", "s")), "test")
+    dismissed(one)
     await asyncio.sleep(1)
     several.sides["b"].open.set()
     assert await (await late).result() == result

@@ -153,7 +153,8 @@ async def test_an_old_answer_leaves_the_session_that_parked_again_alone_case_f1(
 async def test_two_verdicts_at_once_have_one_winner_case_f12(bed: Bed) -> None:
     _, agent, frame, [question] = await paused(bed)
     calls = [bed.answer(question, decision="allow"), bed.answer(question, decision="deny")]
-    won, lost = sorted(await asyncio.gather(*calls, return_exceptions=True), key=lambda r: isinstance(r, Exception))
+    both: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    won, lost = sorted(both, key=lambda reply: isinstance(reply, Exception))
     assert (won.status, won.body["answer"]["decision"]) == (200, "allow")
     assert isinstance(lost, RunnerError)
     assert (lost.code, lost.extra["recorded_decision"]) == ("interaction_conflict", "allow")
@@ -352,7 +353,7 @@ async def test_an_answer_and_a_new_prompt_at_once_p3(bed: Bed, order: str, cold:
     else:
         agent.answer(frame, "cancelled")
         await agent.finish(2)
-    outcomes = await running
+    outcomes: list[Any] = await running
     answer, handle = outcomes if order == "answer first" else list(reversed(outcomes))
     if isinstance(answer, RunnerError):
         assert answer.code in ("interaction_closed", "session_turn_in_use")
