@@ -50,6 +50,15 @@ def close_questions(journal: Journal, rows: Iterable[InteractionRow], cause: Cau
     return closed
 
 
+def give_back(journal: Journal, rows: Iterable[InteractionRow], why: str) -> list[InteractionRow]:
+    """Show that these answers came to nothing; the rows, open again, as they are from now on (case F2)."""
+    back = [desk.unclaimed(row, why) for row in rows]
+    for row in back:
+        data = {"kind": "answer_returned", "interaction_id": row.interaction_id, "message": why}
+        journal.event(EventType.NOTICE, data)
+    return back
+
+
 def close_left(journal: Journal, rows: Iterable[InteractionRow], cause: Cause, now_ms: int) -> list[InteractionRow]:
     """The same at an ending; what nobody answered in time has expired, whatever ends the chain."""
     left = list(rows)

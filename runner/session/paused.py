@@ -163,9 +163,10 @@ class PausedChains:
     @staticmethod
     def _cooled(session: Session, paused: Paused) -> None:
         """Its agent is gone: so are its tool calls, and answers that it had not asked for come back."""
-        chain.close_tools(session.journal(None, _prompt_id(paused)), paused)
+        pen = session.journal(None, _prompt_id(paused))
+        chain.close_tools(pen, paused)
         held = [row for row in paused.questions.values() if row.status == InteractionStatus.ANSWERED]
-        back = [desk.unclaimed(row, interaction.UNASKED) for row in held]
+        back = chain.give_back(pen, held, interaction.UNASKED)
         paused.questions.update({row.interaction_id: row for row in back})
         if back:
             session.outbox.questions(back)

@@ -321,10 +321,10 @@ class TurnRun:
             now_ms = turn.services.clock.now_ms()
             turn.closed += chain.close_left(turn.journal, self.questions, cause, now_ms)
         elif turn.driver is None and turn.resumes is not None and end.error is not None:
-            for answering in self._answers:
-                row = desk.unclaimed(answering.row, end.error.message)
-                turn.resumes.questions[row.interaction_id] = row
-                turn.closed.append(row)
+            given = [answering.row for answering in self._answers]
+            back = chain.give_back(turn.journal, given, end.error.message)
+            turn.resumes.questions.update({row.interaction_id: row for row in back})
+            turn.closed += back
 
     def _over(self, end: rules.End, result: dict[str, Any]) -> None:
         """The result line, and whoever waits for the turn."""

@@ -243,6 +243,8 @@ async def test_a_start_that_fails_gives_the_answer_back_case_f2(bed: Bed) -> Non
     events = await bed.history()
     assert [e["data"]["outcome"] for e in events if e["type"] == "done"] == ["paused", "paused"]
     assert "prompt_ended" not in types(events)
+    returned = {"kind": "answer_returned", "interaction_id": question, "message": "No room on this machine."}
+    assert returned in [event["data"] for event in events if event["type"] == "notice"]
     bed.provider.start_error = None
     answering = asyncio.create_task(bed.answer(question, decision="deny"))
     agent, frame = await next_agent(bed)
