@@ -116,7 +116,13 @@ FILLED = {"name": "x", "count": 2, "size": 1.5, "sure": True, "kinds": ["a", "b"
 
 
 def form(**fields: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"kind": "elicitation", "tool_call": None, "options": [], "message": "Which?", "mode": "form"}
+    given: dict[str, Any] = {
+        "kind": "elicitation",
+        "tool_call": None,
+        "options": [],
+        "message": "Which?",
+        "mode": "form",
+    }
     return question(**(given | {"schema": FORM} | fields))
 
 
