@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, TypeVar
 
 from runner.clock import Clock
@@ -68,6 +69,7 @@ class Owners:
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
+        self._tries = count(1)
         self._burials: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -185,7 +187,9 @@ class Owners:
             log.error("session %s has no row", turn.session_id)
             return False
         floor = max(row.head_epoch, turn.epoch)
-        beat = Heartbeat(*key, f"{CLOSING}{turn.turn_id}"[:128], self.me.replica_id, epoch_floor=floor)
+        # A name of its own for each try: one that failed is a tombstone, and would be refused for good.
+        name = f"{CLOSING}{next(self._tries)}-{self.me.replica_id}-{turn.turn_id}"[:128]
+        beat = Heartbeat(*key, name, self.me.replica_id, epoch_floor=floor)
         answer = await self._ask(self._plane.beat(beat))
         if not answer.admitted:
             return False

@@ -237,3 +237,14 @@ async def test_a_stale_replica_is_told_by_the_store(several: Several) -> None:
     assert types(await two.history()).count("done") == 1
     assert one.sessions._runs == {}
     assert [row.record.turn_id for _, row in await several.store.quarantined("p", 10)][:1] == [turn.turn_id]
+
+
+async def test_a_lost_turn_whose_ending_failed_once_is_ended_by_the_next_try_case_m3(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    await running(one)
+    await several.kill("a")
+    several.store.failing["end"] = 1
+    await asyncio.sleep(10)
+    assert several.store.failing["end"] == 0, "it was tried"
+    assert outcomes(await two.history()) == ["lost"]
+    assert (await two.turn())["ok"] is True
