@@ -100,8 +100,10 @@ def rows_of_ending(commands: Sequence[Issued], end: End, at: int) -> list[Comman
     if end.outcome is Outcome.PAUSED:
         return []
     state, outcome = settled_by(end)
-    rows = [issued.row for issued in commands]
-    return [replace(row, state=state.value, outcome=outcome.value, finished_at=at) for row in rows]
+    return [
+        replace(issued.row, turn_id=issued.turn_id, state=state.value, outcome=outcome.value, finished_at=at)
+        for issued in commands
+    ]
 
 
 def reply_of(row: CommandRow, turn_id: str | None, outcome: CommandOutcome | None) -> Reply:

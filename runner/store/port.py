@@ -151,8 +151,8 @@ class Ending:
     """One transaction: the turn row's compare-and-set with everything that must be durable with it.
 
     ``others``: more prompts that ended with this turn (a paused one that it withdrew).
-    ``commands``: those that this ending settled, with state, outcome and ``finished_at``; one that is settled already
-    stays as it is.
+    ``commands``: those that this ending settled, with state, outcome and ``finished_at``, and the turn that one without
+    a turn came to mean; one that is settled already stays as it is.
     """
 
     session: SessionRow

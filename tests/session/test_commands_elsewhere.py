@@ -224,7 +224,7 @@ async def test_a_stop_reaches_a_turn_that_its_owner_has_not_admitted_yet_case_a1
     assert (await handle.result())["outcome"] == "cancelled"
     await asyncio.sleep(1)
     [row] = rows(several)
-    assert (row.turn_id, row.outcome) == (None, "stopped")
+    assert (row.turn_id, row.outcome) == (handle.turn_id, "stopped")
 
 
 async def test_a_stop_of_a_parked_session_elsewhere_is_not_running(several: Several) -> None:

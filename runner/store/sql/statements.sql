@@ -80,7 +80,7 @@ WHERE project = ?1 AND command_id = ?2
   AND (state IN ('pending', 'claimed') OR (?6 AND state = 'applied' AND finished_at IS NULL));
 
 -- name: end_command
-UPDATE commands SET state = ?3, outcome = ?4, finished_at = ?5
+UPDATE commands SET state = ?3, outcome = ?4, finished_at = ?5, turn_id = COALESCE(turn_id, ?6)
 WHERE project = ?1 AND command_id = ?2 AND finished_at IS NULL;
 
 -- name: drop_commands
