@@ -311,7 +311,7 @@ class TurnRun:
             # The first frame of a session or of a cold chain is known at once: what a killed runner leaves tells of it.
             session.outbox.flush_soon()
         if news:
-            turn.services.tasks.spawn(f"agent of {self.turn_id}", turn.save_agent())
+            turn.services.tasks.spawn(f"agent of {self.turn_id}", session.save_agent())
 
     def _no_card_left(self, end: rules.End) -> None:
         """A chain that goes on keeps its questions, every other ending closes them; unused answers come back."""

@@ -268,6 +268,16 @@ class Session:
             log.warning("question %s is not durable yet: %s", row.interaction_id, error)
             self.outbox.questions([row])
 
+    async def save_agent(self) -> None:
+        """Make what is known of the agent session durable between turns; without a store only the next turn does."""
+        try:
+            await self.outbox.flush()
+            async with self.outbox.writing:
+                if self.ended_at is None:
+                    await self._store.save_session(self.row(self.clock.now_ms()))
+        except RunnerError as error:
+            log.warning("the agent session of %s is durable only with its turn: %s", self.session_id, error)
+
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def remember(self, prompt: Prompt) -> None:
