@@ -140,6 +140,21 @@ class Cluster:
             assert self.plane is not None
             self.plane.start()
 
+    def freeze_plane(self) -> None:
+        """Its connections stay open, and nobody answers."""
+        if self.redis is not None:
+            self.redis.stop()
+        else:
+            assert self.plane is not None
+            self.plane.freeze()
+
+    def thaw_plane(self) -> None:
+        if self.redis is not None:
+            self.redis.cont()
+        else:
+            assert self.plane is not None
+            self.plane.thaw()
+
     def over(self) -> None:
         """End everybody, the plane last."""
         try:
