@@ -169,7 +169,7 @@ def _check_replicas(world: World) -> None:
             raise Violation(f"{node.replica_id} still runs {list(sessions._runs)}")
         for plane in world.planes[-1:]:
             for (_, session_id), lease in plane._leases.items():
-                if lease.at(node_now()).running is not None:
+                if lease.owner not in world.dead and lease.at(node_now()).running is not None:
                     raise Violation(f"{lease.running} still holds {session_id}")
 
 
