@@ -311,7 +311,6 @@ class PausedChains:
         except RunnerError as error:
             return await self._unclaim(session, answering, error.message, error)
         if admitted and not took:
-            await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
             return await self._not_taken(session, run, answering)
         if not admitted:
             refusal = _owned_elsewhere(None) if self._services.owners.shared else None
@@ -323,7 +322,13 @@ class PausedChains:
         return Reply(200 if written else 202, desk.view(row))
 
     async def _not_taken(self, session: Session, run: TurnRun, answering: Answering) -> Reply:
-        """The turn ended without giving the answer: it waits on, or came back, or its question is closed."""
+        """The answer was not given: its question is closed, or the turn ended: it came back, or waits on."""
+        if session.outbox.owes_questions:
+            await session.outbox.flush()
+        row = await self._row(session, answering.row.interaction_id)
+        if InteractionStatus(row.status) in interaction.CLOSED and row.status != InteractionStatus.CONSUMED:
+            raise RunnerError("interaction_closed", str((row.answer or {}).get("reason", "This question is closed.")))
+        await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
         row = await self._row(session, answering.row.interaction_id)
         if row.status == InteractionStatus.PENDING and run.ended.done():
             error = run.ended.result().error

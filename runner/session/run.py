@@ -163,15 +163,15 @@ class TurnRun:
             self._turn.driver.expire(now_ms)
 
     async def took(self, interaction_id: str) -> bool:
-        """Wait until the agent was handed this answer; False when the turn ended without that."""
+        """Wait until the agent was handed this answer; False when its question was closed or the turn ended instead."""
         await self._first_of(self._answerable)
         if self._turn.driver is None:
             return False
         taken = self._turn.driver.questions.taken(interaction_id)
         await self._first_of(taken)
-        return taken.done()
+        return taken.done() and taken.result()
 
-    async def _first_of(self, waited: asyncio.Future[None]) -> None:
+    async def _first_of(self, waited: asyncio.Future[Any]) -> None:
         waits: set[asyncio.Future[Any]] = {waited, self.ended}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
