@@ -30,6 +30,7 @@ class Connection:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._head = f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        self._replica = b""
 
     def post(self, path: str, body: dict[str, object]) -> None:
         """Send a request."""
@@ -54,6 +55,16 @@ class Connection:
             parts += data
             missing -= len(data)
         return parts
+
+    def replica(self) -> bytes:
+        """Who answers here; asked once."""
+        if not self._replica:
+            self.get("/health")
+            found = re.search(rb'"replica_id": *("[^"]+")', self.answer())
+            if found is None:
+                raise SystemExit("the server does not say which replica it is")
+            self._replica = found[1]
+        return self._replica
 
     def stream(self) -> bytes:
         """A chunked answer, whole."""
@@ -131,13 +142,16 @@ def many(host: str, port: int, token: str, seconds: int) -> dict[str, object]:
 
 
 def hold(turn: Connection, session: str, prompt: str = "hi") -> None:
-    """Start a turn that lasts until its Stop; the agent has it when this returns."""
+    """Start a turn that lasts until its Stop, at the runner that is asked; the agent has it when this returns."""
+    replica = turn.replica()
     turn.post(f"/v1/sessions/{session}/turns", {"prompt": prompt, "harness": "bench"})
     seen = turn.until(b"\r\n\r\n")
     while b'"message_delta"' not in seen:
         if seen.endswith(END) or b'"code":' in seen:
             raise SystemExit(f"a turn did not start: {seen[-500:]!r}")
         seen += turn.until(b"}")
+    if replica not in seen:
+        raise SystemExit(f"the turn runs at another replica: {seen[-500:]!r}")
 
 
 def stop(control: Connection, session: str) -> None:
@@ -238,6 +252,7 @@ def takeover(host: str, port: int, token: str, owner: int, *doors: str) -> dict[
     session = f"bench-orphan-{owner}"
     hold(Connection(host, port, token), session)
     next_turn, control = elsewhere(doors[0], token), elsewhere(doors[0], token)
+    survivor = control.replica()
     os.kill(owner, signal.SIGKILL)
     began = time.monotonic_ns()
     tries = 0
@@ -258,6 +273,8 @@ def takeover(host: str, port: int, token: str, owner: int, *doors: str) -> dict[
         time.sleep(RETRY_SECONDS)
     while b'"message_delta"' not in seen:
         seen += next_turn.until(b"}")
+    if survivor not in seen:
+        raise SystemExit(f"the survivor did not admit the next turn: {seen!r}")
     stop(control, session)
     heard(next_turn.stream())
     return {"seconds": seconds, "tries": tries}
