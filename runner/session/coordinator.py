@@ -174,9 +174,8 @@ class Coordinator:
         result = row.result or refused_result(session.session_id, prompt_id, _lost().as_event())
         return DoneHandle(prompt_id, row.turn_id, row.state, result, parts)
 
-    @staticmethod
-    def _known_here(session: Session, prompt_id: str, digest: str) -> TurnRun | Prompt | None:
-        """The prompt as it is admitted or runs in this process."""
+    def _known_here(self, session: Session, prompt_id: str, digest: str) -> TurnRun | Prompt | None:
+        """The prompt as it is admitted or runs in this process; of any other only the store knows."""
         starting = session.starting.get(prompt_id)
         prompt = starting.prompt if starting is not None else session.prompts.get(prompt_id)
         if prompt is None:
@@ -184,6 +183,8 @@ class Coordinator:
         admission.known_prompt(prompt.digest, digest)
         if starting is not None:
             return starting
+        if self._services.owners.shared and not self._registry.holds(session.key):
+            return None
         return prompt if prompt.state is PromptState.ACTIVE or not prompt.result.done() else None
 
     async def _unused(self, session: Session, turn_id: str) -> None:

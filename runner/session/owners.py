@@ -70,6 +70,8 @@ class Owners:
         self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
         self._tries = count(1)
+        self.rivals = False
+        """Whether other replicas were there when the plane last told; a single one rides an outage out."""
         self._burials: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -100,7 +102,7 @@ class Owners:
         if not self._plane.shared or replica_id == self.me.replica_id:
             return False
         try:
-            known = {info.replica_id: info for info in await self._ask(self._plane.replicas())}
+            known = {info.replica_id: info for info in await self._announced()}
         except RunnerError:
             return False
         info = known.get(replica_id)
@@ -119,16 +121,20 @@ class Owners:
 
     async def others(self) -> list[ReplicaInfo]:
         """Announced replicas but this one, those that are provably gone left out."""
-        found = [info for info in await self._ask(self._plane.replicas()) if info.replica_id != self.me.replica_id]
-        return [info for info in found if not self._proven_dead(info)]
+        return [info for info in await self._announced() if not self._proven_dead(info)]
+
+    async def _announced(self) -> list[ReplicaInfo]:
+        others = [info for info in await self._ask(self._plane.replicas()) if info.replica_id != self.me.replica_id]
+        self.rivals = bool(others)
+        return others
 
     async def watch(self) -> None:
         """Look for replicas that died, for ever; a failing round does not end it."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                for info in await self._ask(self._plane.replicas()):
-                    if info.replica_id != self.me.replica_id and self._proven_dead(info):
+                for info in await self._announced():
+                    if self._proven_dead(info):
                         await self.bury(info)
             except RunnerError as error:
                 log.debug("a watch round failed: %s", error.message)

@@ -38,7 +38,7 @@ class Registry:
     """Maps (project, session) to its one object in this process.
 
     ``shared``: other replicas serve the same store: what is remembered counts only while this one holds the session.
-    ``tell_question``: hears what becomes of questions.
+    ``tell``: hears what becomes of questions.
     ``on_stale``: told of a session whose records the store set aside, for another replica writes it now.
     """
 
@@ -52,10 +52,10 @@ class Registry:
         *,
         shared: bool,
         on_stale: Callable[[Session], None],
-        tell_question: Tell = untold,
+        tell: Tell = untold,
     ) -> None:
         self._on_stale = on_stale
-        self._tell_question = tell_question
+        self._tell = tell
         self._shared = shared
         self._store = store
         self._clock = clock
@@ -208,7 +208,7 @@ class Registry:
             buffer_bytes=self._settings.server.reader_buffer_bytes,
         )
         session.learn_secrets(effective.secrets.values())
-        session.tell = self._tell_question
+        session.tell = self._tell
         session.outbox.on_stale = lambda: self._on_stale(session)
         self._sessions[session.key] = session
         return session

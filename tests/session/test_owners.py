@@ -248,3 +248,31 @@ async def test_a_lost_turn_whose_ending_failed_once_is_ended_by_the_next_try_cas
     assert several.store.failing["end"] == 0, "it was tried"
     assert outcomes(await two.history()) == ["lost"]
     assert (await two.turn())["ok"] is True
+
+
+async def test_a_single_replica_rides_an_outage_out(several: Several) -> None:
+    """Nobody else could take the session: its turn goes on without a lease, and is fenced again afterwards."""
+    one = await several.replica("a")
+    handle, agent, frame = await running(one)
+    await asyncio.sleep(3)
+    several.sides["a"].open.clear()
+    await asyncio.sleep(5 * LEASE_SECONDS)
+    several.sides["a"].open.set()
+    await asyncio.sleep(10)
+    agent.say("ok")
+    agent.answer(frame)
+    assert (await handle.result())["outcome"] == "completed"
+    assert outcomes(await one.history()) == ["completed"]
+
+
+async def test_with_rivals_a_lapsed_lease_ends_its_turn(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    handle, agent, _ = await running(one)
+    await asyncio.sleep(3)
+    several.sides["a"].open.clear()
+    await asyncio.sleep(LEASE_SECONDS + 1)
+    await agent.heard("session/cancel")
+    assert (await two.turn(prompt="mine now"))["ok"]
+    several.sides["a"].open.set()
+    assert (await handle.result())["outcome"] in ("failed", "lost")
+    assert outcomes(await two.history()) == ["lost", "completed"]
