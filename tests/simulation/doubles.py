@@ -106,6 +106,10 @@ class WatchedPlane(MemoryLeasePlane):
         self._store = store
         self._over: set[tuple[str, str]] = set()
 
+    def running(self) -> list[str]:
+        """Sessions with a turn that runs, as the plane knows; a lease that nobody renews runs out."""
+        return [session_id for project, session_id in self._leases if self.lease(project, session_id).running]
+
     async def has_ended(self, project: str, session_id: str, turn_id: str) -> bool:
         turn = await self._store.turn(project, session_id, turn_id)
         return turn is not None and turn.outcome is not None

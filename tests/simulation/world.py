@@ -300,7 +300,8 @@ class World:
         await self._settle([task for task in self.clients if not task.done()])
         for _ in range(int(PATIENCE / 5)):
             await asyncio.sleep(5)
-            if not await self.store.open_turns() and not await self.store.open_commands():
+            unfinished = await self.store.open_turns() or await self.store.open_commands()
+            if not unfinished and not self.planes[-1].running():
                 break
         await asyncio.sleep(6)
 
