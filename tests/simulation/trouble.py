@@ -23,6 +23,9 @@ class Trouble:
         """Do it; the repair comes by itself."""
         if not node.up or node.frozen or node.leaving:
             return
+        if node.store_road.down and kind in ("crash", "drain"):
+            # What a replica could not make durable dies with it: two strikes at once are more than is promised.
+            return
         match kind:
             case "crash":
                 node.crash()
