@@ -15,7 +15,8 @@ from runner.session.context import TurnContext
 from runner.session.ending import result_of
 from runner.session.issued import Issued, rows_of_ending
 from runner.session.session import LastTurn, Paused
-from runner.store.port import Ending
+from runner.store.port import Ending, TurnRow
+from runner.store.replay import same_ending
 from runner.terms import EventType, Outcome, PromptState, StopReason
 from runner.turn.journal import TEXT_CHARS
 from runner.turn.live import LiveSeat
@@ -75,7 +76,8 @@ async def _end_beat_later(turn: TurnContext, parked: Phase) -> None:
     while True:
         try:
             await turn.session.outbox.flush()
-        except RunnerError:
+        except Exception as error:
+            log.log(logging.DEBUG if isinstance(error, RunnerError) else logging.ERROR, "an end beat waits: %s", error)
             await asyncio.sleep(OWED_RETRY_SECONDS)
         else:
             await _end_beat(turn, parked)
@@ -151,9 +153,9 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
 
 async def _ended_elsewhere(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     """The ending that came first; a store that cannot be asked now leaves the turn lost."""
-    session, outcome, result = turn.session, Outcome.LOST, None
+    outcome, result = Outcome.LOST, None
     try:
-        row = await turn.services.store.turn(session.project, session.session_id, turn.turn_id)
+        row = await _stored(turn)
     except RunnerError as error:
         log.warning("how turn %s ended is not known here: %s", turn.turn_id, error)
     else:
@@ -187,12 +189,19 @@ async def _write(turn: TurnContext, ending: Ending) -> bool | None:
     """True: written. False: somebody else wrote the ending first. None: the store cannot be used."""
     for attempt in range(1, END_TRIES + 1):
         try:
-            return await turn.services.store.end(ending)
+            if await turn.services.store.end(ending):
+                return True
+            # A try before this one may have been written although its answer never came.
+            return attempt > 1 and same_ending(await _stored(turn), ending.turn)
         except Exception as error:
             log.error("the ending of turn %s is not durable: %s", turn.turn_id, error)
             if attempt < END_TRIES:
                 await asyncio.sleep(END_RETRY_SECONDS)
     return None
+
+
+async def _stored(turn: TurnContext) -> TurnRow | None:
+    return await turn.services.store.turn(turn.session.project, turn.session.session_id, turn.turn_id)
 
 
 def _last_events(turn: TurnContext, end: End) -> None:

@@ -28,10 +28,13 @@ class Expiry:
         self._chains = chains
 
     async def run(self) -> None:
-        """Look at what this replica holds once a minute, for ever."""
+        """Look at what this replica holds once a minute, for ever; a failing round does not end it."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.held(self._services.clock.now_ms())
+            try:
+                self.held(self._services.clock.now_ms())
+            except Exception:
+                log.exception("a look for questions that are due failed")
 
     def held(self, now_ms: int) -> None:
         """Refuse what is due to the agents of this replica, running or paused."""
@@ -74,7 +77,10 @@ class Expiry:
     async def _give_back(self, row: InteractionRow) -> None:
         """Its claimer died before a turn carried it (case F2); one that holds the session may still hand it over."""
         key = (row.project, row.session_id)
-        if self._registry.holds(key) or await self._services.owners.elsewhere(*key) is not None:
+        session = self._registry.known(key)
+        if session is not None and self._registry.holds(key) and self._chains.carried(session, row.interaction_id):
+            return
+        if await self._services.owners.elsewhere(*key) is not None:
             return
         back = desk.unclaimed(row, UNCLAIMED)
         if await self._services.store.answer_interaction(back, InteractionStatus.ANSWERED):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ from runner.store.port import Store, TurnRow
 log = logging.getLogger("runner.session")
 WATCH_SECONDS: Final = 1.0
 CLOSING: Final = "closing-"
+AWAY: Final = frozenset({"plane_unavailable", "store_unavailable"})
 
 Answer = TypeVar("Answer")
 
@@ -69,6 +71,7 @@ class Owners:
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
+        self._swept = 0.0
         self._tries = count(1)
         self.rivals = False
         """Whether other replicas were there when the plane last told; a single one rides an outage out."""
@@ -161,8 +164,7 @@ class Owners:
         turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
         held = await self._ask(self._plane.release_replica(dead.replica_id))
         try:
-            for turn in turns:
-                await self.close_lost(turn)
+            await self._close_each(turns)
         except RunnerError:
             # Announced again, it is found again.
             await self._ask(self._plane.announce(dead))
@@ -192,22 +194,51 @@ class Owners:
         if row is None:
             log.error("session %s has no row", turn.session_id)
             return False
-        floor = max(row.head_epoch, turn.epoch)
+        async with self.alone(key, max(row.head_epoch, turn.epoch), turn.turn_id) as epoch:
+            if epoch is not None:
+                await close_session(self._store, self._clock, key, turn, epoch)
+        return epoch is not None
+
+    @asynccontextmanager
+    async def alone(self, key: Key, floor: int, what: str) -> AsyncIterator[int | None]:
+        """Keep everybody from a session in which no turn runs; the epoch of that, None when somebody has it.
+
+        Raises:
+            RunnerError: ``plane_unavailable``.
+        """
         # A name of its own for each try: one that failed is a tombstone, and would be refused for good.
-        name = f"{CLOSING}{next(self._tries)}-{self.me.replica_id}-{turn.turn_id}"[:128]
+        name = f"{CLOSING}{next(self._tries)}-{self.me.replica_id}-{what}"[:128]
         beat = Heartbeat(*key, name, self.me.replica_id, epoch_floor=floor)
         answer = await self._ask(self._plane.beat(beat))
         if not answer.admitted:
-            return False
+            yield None
+            return
         try:
-            await close_session(self._store, self._clock, key, turn, answer.epoch)
+            yield answer.epoch
         finally:
             await asyncio.shield(self._ask(self._plane.beat(replace(beat, phase="ended"))))
-        return True
+
+    async def _close_each(self, turns: Iterable[TurnRow]) -> None:
+        """End these turns; one that cannot be ended keeps none of the others from its ending, and is raised last."""
+        failed: RunnerError | None = None
+        for turn in turns:
+            try:
+                await self.close_lost(turn)
+            except RunnerError as error:
+                if error.code in AWAY:
+                    raise
+                log.warning("turn %s of a replica that is gone has no ending: %s", turn.turn_id, error.message)
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def sweep_lost(self) -> None:
         """End turns that nobody has held for ``lost_after_seconds`` although their replica is not proven dead."""
         now = self._clock.monotonic()
+        if now - self._swept > self._lost_after / 2:
+            # What was seen before a pause says nothing about the time in between.
+            self._unheld.clear()
+        due = []
         turns = {(turn.project, turn.turn_id): turn for turn in await self._store.open_turns()}
         self._unheld = {key: since for key, since in self._unheld.items() if key in turns}
         for key, turn in turns.items():
@@ -215,7 +246,9 @@ class Owners:
             if holder is not None and holder.alive == turn.turn_id:
                 self._unheld.pop(key, None)
             elif now - self._unheld.setdefault(key, now) >= self._lost_after:
-                await self.close_lost(turn)
+                due.append(turn)
+        self._swept = now
+        await self._close_each(due)
 
     async def _ask(self, call: Awaitable[Answer]) -> Answer:
         try:

@@ -194,6 +194,9 @@ class PausedChains:
         try:
             await session.outbox.flush()
         except RunnerError as error:
+            if session.outbox.owes_endings and self._services.owners.shared:
+                # The end beat of its turn waits behind that ending already.
+                return
             log.warning("session %s is given up with records kept back: %s", session.session_id, error)
         await self._services.beats.end(Heartbeat(*session.key, paused.turn_id, self._services.replica_id, "ended"))
 
@@ -259,8 +262,7 @@ class PausedChains:
     async def _claimable(self, session: Session, interaction_id: str) -> InteractionRow:
         """The row; an answer that nobody carries any more is given back first (case F2)."""
         row = await self._row(session, interaction_id)
-        idle = session.paused is not None and session.paused.live is None and not session.taken
-        if row.status != InteractionStatus.ANSWERED or not idle:
+        if row.status != InteractionStatus.ANSWERED or self.carried(session, interaction_id):
             return row
         if not interaction.orphaned(row.answer, self._services.clock.now_ms()):
             return row
@@ -269,6 +271,15 @@ class PausedChains:
             self.remember(session, back)
             return back
         return await self._row(session, interaction_id)
+
+    @staticmethod
+    def carried(session: Session, interaction_id: str) -> bool:
+        """Whether a claimed answer may be on its way here, or is kept for a warm agent until that asks again."""
+        paused = session.paused
+        if paused is None or session.taken:
+            return True
+        held = paused.questions.get(interaction_id)
+        return paused.live is not None and (held is None or held.status != InteractionStatus.PENDING)
 
     @staticmethod
     def remember(session: Session, row: InteractionRow) -> None:
