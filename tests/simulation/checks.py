@@ -142,7 +142,7 @@ def _check_stops(world: World) -> None:
     cancelled = {turn.turn_id for turn in turns if turn.outcome == Outcome.CANCELLED}
     cancelled |= {name for turn in turns if turn.turn_id in cancelled for name in _chain(turn, turns)}
     for stop in world.ledger.stopped:
-        if stop.replied_at is None:
+        if stop.replied_at is None or stop.session_id in world.ledger.deleted:
             continue
         frozen = sum(max(0.0, min(end, stop.replied_at) - max(start, stop.at)) for start, end in world.frozen)
         if stop.replied_at - stop.at > STOP_SECONDS + frozen:

@@ -27,6 +27,7 @@ STEPS: Final = (
     *("rest",) * 3,
     "kill",
     "race",
+    "delete",
     "leave",
     "look",
 )
@@ -111,6 +112,10 @@ class World:
                 await self._race(session_id)
             case "answer":
                 self._client(self.answer(session_id))
+            case "delete":
+                if self.chance.often(0.3):
+                    self.ledger.deleted.add(session_id)
+                    self._client(self.stop(session_id, "delete", None))
             case "leave":
                 if self.clients:
                     self.chance.pick(self.clients).cancel()
