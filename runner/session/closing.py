@@ -156,7 +156,7 @@ async def _ended_elsewhere(turn: TurnContext, end: End) -> tuple[End, dict[str, 
     outcome, result = Outcome.LOST, None
     try:
         row = await _stored(turn)
-    except RunnerError as error:
+    except Exception as error:
         log.warning("how turn %s ended is not known here: %s", turn.turn_id, error)
     else:
         if row is not None and row.outcome is not None:

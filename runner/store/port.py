@@ -182,8 +182,8 @@ class Store(Protocol):
     async def admit(self, admission: Admission) -> bool:
         """Insert the turn (and upsert its session and prompt).
 
-        False, and nothing is written, when the turn exists, or the session has another turn of its epoch, or a turn or
-        a head of a newer one.
+        False, and nothing is written, when the session has ended, the turn exists, or the session has another turn of
+        its epoch, or a turn or a head of a newer one.
         """
         ...
 

@@ -75,3 +75,16 @@ async def test_a_delete_gives_way_to_an_admission_that_is_on_its_way(several: Se
     gate.open()
     await assert_goes_on(b, await dispatching)
     assert a.provider.removed == []
+
+
+async def test_a_replica_that_heard_of_no_end_admits_nothing(several: Several) -> None:
+    """The plane is away for it: it would admit without a lease."""
+    a, b = await two(several)
+    several.sides["b"].open.clear()
+    dispatching = asyncio.create_task(b.dispatch(prompt="two", keep_on_disconnect=True))
+    await asyncio.sleep(1)
+    assert (await a.sessions.delete(CALLER, "s")).status == 200
+    assert (await dispatching).refused is not None
+    several.sides["b"].open.set()
+    assert b.provider.sandboxes == []
+    assert await outcome(asyncio.create_task(b.dispatch(prompt="three"))) == "session_ended"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.session.reconcile import close_session
 from tests.session.bed import CALLER, Bed, types
 from tests.session.gates import Gate
 from tests.session.several import LEASE_SECONDS, Several
@@ -203,3 +204,32 @@ async def test_the_look_for_due_questions_survives_any_failure(several: Several)
     bed.sessions._chains.expire = real  # type: ignore[method-assign]
     assert "sessions:expire questions" in bed.replica.services.tasks.names
     agent.answer(frame)
+
+
+async def test_a_turn_that_was_ended_elsewhere_is_over_whatever_the_store_does(several: Several) -> None:
+    """Records that cannot even be set aside do not leave a session that is busy for ever."""
+    a = await several.replica("a")
+    handle, agent, frame = await running(a)
+    [turn] = await several.store.open_turns()
+    await close_session(several.store, a.replica.services.clock, ("p", "s"), turn)
+    for name in ("quarantine", "turn"):
+        several.store.broken[name] = ValueError("a bug")
+    agent.say("ok")
+    agent.answer(frame)
+    assert (await handle.result())["outcome"] == "lost"
+    several.store.broken.clear()
+    assert (await a.turn(agents=2))["ok"]
+
+
+async def test_the_sweep_survives_any_failure_of_the_plane(several: Several) -> None:
+    a = await several.replica("a")
+
+    async def take_lease(*args: Any) -> bool:
+        raise ValueError("a bug")
+
+    several.sides["a"].take_lease = take_lease  # type: ignore[attr-defined]
+    await asyncio.sleep(6)
+    del several.sides["a"].take_lease
+    await asyncio.sleep(6)
+    assert await several.plane.take_lease("sweep", "b", 1) is False, "it sweeps again"
+    assert a.replica.services.tasks.names.count("sessions:sweep") == 1

@@ -3,7 +3,8 @@ INSERT INTO turns (project, session_id, turn_id, epoch, replica_id, prompt_id, s
                    stop_reason, ended_at, result)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
 WHERE NOT EXISTS (SELECT 1 FROM turns WHERE project = ?1 AND session_id = ?2 AND epoch > ?4)
-  AND NOT EXISTS (SELECT 1 FROM sessions WHERE project = ?1 AND session_id = ?2 AND head_epoch > ?4)
+  AND NOT EXISTS (SELECT 1 FROM sessions WHERE project = ?1 AND session_id = ?2
+                  AND (head_epoch > ?4 OR ended_at IS NOT NULL))
 ON CONFLICT DO NOTHING;
 
 -- name: end_turn
