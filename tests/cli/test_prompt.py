@@ -197,8 +197,8 @@ def test_ctrl_c_stops_the_turn_and_waits_for_its_end(invoke: Invoke, served: Ser
         served.loop.call_later(0.2, os.kill, os.getpid(), signal.SIGINT)
         return handle
 
-    async def stopped(caller: Any, session_id: str, request: Any) -> Any:
-        reply = await cancel(caller, session_id, request)
+    async def stopped(caller: Any, session_id: str, request: Any, **more: Any) -> Any:
+        reply = await cancel(caller, session_id, request, **more)
         handle = served.sessions.handles[0]
         handle.resolve(result("cancelled", stop_reason="cancelled", cancel_settled=True))
         handle.readers[0].end()
