@@ -75,6 +75,7 @@ class Owners:
         self._tries = count(1)
         self.rivals = False
         """Whether other replicas were there when the plane last told; a single one rides an outage out."""
+        self._urls: dict[str, str | None] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -85,20 +86,39 @@ class Owners:
     async def elsewhere(self, project: str, session_id: str) -> Elsewhere | None:
         """The other replica that holds a session; None when this one does or nobody.
 
-        An owner that is provably gone is nobody; an unreachable plane knows nobody (DESIGN 3.1.7).
+        An owner that is provably gone is nobody. While the plane cannot be asked, the store's open turn tells, and the
+        owner is where it was last.
         """
         if not self._plane.shared or self._holds((project, session_id)):
             return None
         try:
             holder = await self._ask(self._plane.look(project, session_id))
         except RunnerError as error:
-            log.warning("nobody knows who owns session %s: %s", session_id, error.message)
-            return None
+            log.warning("the plane does not tell who owns session %s: %s", session_id, error.message)
+            return await self._by_store((project, session_id))
         if holder is None or holder.replica_id == self.me.replica_id:
             return None
         if holder.advertise_url is None and await self.gone(holder.replica_id):
             return None
         return Elsewhere(holder.replica_id, holder.advertise_url)
+
+    async def _by_store(self, key: Key) -> Elsewhere | None:
+        try:
+            turns = await self._store.open_turns(key)
+        except RunnerError:
+            return None
+        owner = turns[-1].replica_id if turns else self.me.replica_id
+        return Elsewhere(owner, self._urls.get(owner)) if owner != self.me.replica_id else None
+
+    async def reachable(self) -> bool:
+        """Whether the plane answers now."""
+        if not self._plane.shared:
+            return True
+        try:
+            await self._announced()
+        except RunnerError:
+            return False
+        return True
 
     async def gone(self, replica_id: str) -> bool:
         """Whether a replica is provably gone; then its leases are released and its turns have their ending."""
@@ -129,6 +149,7 @@ class Owners:
     async def _announced(self) -> list[ReplicaInfo]:
         others = [info for info in await self._ask(self._plane.replicas()) if info.replica_id != self.me.replica_id]
         self.rivals = bool(others)
+        self._urls = {info.replica_id: info.advertise_url for info in others}
         return others
 
     async def watch(self) -> None:

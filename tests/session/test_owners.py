@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.session.owners import Elsewhere
 from tests.session.bed import CALLER, Bed, types
 from tests.session.reading import cursor
 from tests.session.several import LEASE_SECONDS, Several
@@ -276,3 +277,37 @@ async def test_with_rivals_a_lapsed_lease_ends_its_turn(several: Several) -> Non
     several.sides["a"].open.set()
     assert (await handle.result())["outcome"] in ("failed", "lost")
     assert outcomes(await two.history()) == ["lost", "completed"]
+
+
+async def test_one_prompt_at_two_replicas_at_once_is_never_said_not_to_be_sent_case_b5(several: Several) -> None:
+    """Who loses says that another replica has it, so that the client asks again; then it is attached to."""
+    one, two = await several.replica("a"), await several.replica("b")
+    sent = [bed.dispatch(prompt="x", prompt_id="same", keep_on_disconnect=True) for bed in (one, two)]
+    handles: list[Any] = await asyncio.gather(*sent, return_exceptions=True)
+    [lost] = [handle for handle in handles if isinstance(handle, RunnerError)]
+    assert (lost.code, lost.retryable) == ("owned_elsewhere", True)
+    winner = one if handles[1] is lost else two
+    await (await winner.agent()).finish()
+    loser = two if winner is one else one
+    result = await next(handle for handle in handles if handle is not lost).result()
+    again = await loser.dispatch(prompt="x", prompt_id="same")
+    assert await again.result() == result
+
+
+async def test_an_owner_is_found_where_it_was_last_while_the_plane_is_away(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    _, agent, frame = await running(one)
+    owners = two.replica.services.owners
+    await asyncio.sleep(2)
+    plane: Any = several.sides["b"]
+
+    async def away(*_: Any) -> Any:
+        raise RunnerError("plane_unavailable", "away")
+
+    plane.look = plane.replicas = away
+    assert await owners.elsewhere("p", "s") == Elsewhere("a", "http://a")
+    assert not await owners.reachable()
+    assert (await two.sessions.ready())["leases"] is False
+    assert await owners.elsewhere("p", "other") is None
+    agent.say("ok")
+    agent.answer(frame)
