@@ -33,6 +33,8 @@ from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
 
 log = logging.getLogger("runner.session")
+SAME_TRIES: Final = 4
+SAME_SECONDS: Final = 0.02
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 
@@ -112,7 +114,21 @@ class Coordinator:
             self._registry.forget(session)
             raise
         self._start(session, run)
-        return await self._handle(session, run)
+        handle = await self._handle(session, run)
+        if handle.refused is not None and request.prompt_id is not None and self._services.owners.shared:
+            await self._is_unknown(session, request.prompt_id)
+        return handle
+
+    async def _is_unknown(self, session: Session, prompt_id: str) -> None:
+        """Refused because another replica was given the same prompt at the same moment: then it is attached to.
+
+        Raises:
+            Overtaken: the prompt is there by now.
+        """
+        for _ in range(SAME_TRIES):
+            if await self._services.store.prompt(session.project, session.session_id, prompt_id) is not None:
+                raise Overtaken
+            await asyncio.sleep(SAME_SECONDS)
 
     def _new_run(
         self,
@@ -297,10 +313,11 @@ class Coordinator:
 
     async def ready(self) -> dict[str, Any]:
         """See ``session.port.Sessions.ready``."""
-        store = await self._services.store.ready()
-        ready = store and not self.draining
+        services = self._services
+        store, leases = await asyncio.gather(services.store.ready(), services.owners.reachable())
+        ready = store and not self.draining and (leases or services.settings.leases.on_unreachable == "open")
         capacity = {"turns": len(self._runs), "max_turns": self._services.settings.server.max_turns}
-        return {"ready": ready, "store": store, "leases": True, "capacity": capacity, "draining": self.draining}
+        return {"ready": ready, "store": store, "leases": leases, "capacity": capacity, "draining": self.draining}
 
     def _key(self, caller: Caller, session_id: str) -> Key:
         if not valid_id(session_id):
