@@ -1,4 +1,7 @@
-"""What the runner costs over its parts, as figures and ratios of one run; nothing here is asserted in tests."""
+"""What the runner costs over its parts, as figures and ratios of one run; nothing here is asserted in tests.
+
+Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from typing import Any
 
 import orjson
 
-HERE = Path(__file__).resolve().parent
-DEMO = HERE.parent / "sandboxes" / "inside" / "demo_agent.py"
+from scripts import bench_replicas
+from scripts.bench_server import Server, percentile
+
+DEMO = Path(__file__).resolve().parent.parent / "sandboxes" / "inside" / "demo_agent.py"
 UPDATES = 20_000
 ROUNDS = 5
 
@@ -89,44 +94,6 @@ async def raw_updates(home: str) -> float:
     return UPDATES / seconds
 
 
-class Server:
-    """``acp-runner serve`` on a state directory of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        config = folder / "bench.toml"
-        agent = json.dumps([sys.executable, str(HERE / "bench_agent.py")])
-        config.write_text(f"[harness.bench]\ncommand = {agent}\n")
-        state = folder / "state"
-        command = [sys.executable, "-m", "runner.cli.main", "serve", "--port", "0"]
-        command += ["--state-dir", str(state), "--config", str(config)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline())
-        self.host, port = ready["url"].removeprefix("http://").split(":")
-        self.port = port
-        self.token = (state / "token").read_text().strip()
-
-    def load(self, mode: str, number: int) -> Any:
-        """Run the load generator in its own process."""
-        command = [sys.executable, "-I", str(HERE / "bench_load.py"), mode, self.host, self.port, self.token]
-        done = subprocess.run([*command, str(number)], capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode:
-            raise SystemExit(f"the load {mode} failed: {done.stderr.strip() or done.stdout.strip()}")
-        return json.loads(done.stdout)
-
-    def rss_mb(self) -> float:
-        """Resident memory of the server process."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise SystemExit("the server is gone")
-
-    def close(self) -> None:
-        """Drain it."""
-        self.process.terminate()
-        self.process.wait(60)
-
-
 def cli_import_s() -> float:
     """Seconds of a cold import of the command line, over a bare interpreter; the best of a few."""
     times = []
@@ -138,11 +105,6 @@ def cli_import_s() -> float:
         subprocess.run([sys.executable, "-c", "pass"], check=True)
         times.append(whole - (time.perf_counter() - began))
     return min(times)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value at a share of the sorted list."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def measure() -> dict[str, float]:
@@ -192,26 +154,42 @@ GATES: dict[str, tuple[str, float]] = {
 }
 
 
+RATIOS: dict[str, tuple[str, str, str, float]] = {
+    "warm turn / raw": ("warm_turn_ms_p50", "raw_roundtrip_ms_p50", "<=", 8),
+    "stream / raw": ("stream_updates_per_s", "raw_updates_per_s", ">=", 0.4),
+}
+
+
+def row(name: str, value: float, sign: str, goal: float) -> str:
+    """A line of the table; without a sign there is no goal."""
+    met = "" if not sign else "ok" if (value <= goal if sign == "<=" else value >= goal) else "MISSED"
+    return f"{name:34} {value:>12}   {f'{sign} {goal:g}' if sign else '':10} {met}".rstrip()
+
+
 def table(figures: dict[str, float]) -> str:
-    """The figures with their goals and the two ratios."""
-    rows = []
-    for name, value in figures.items():
-        sign, goal = GATES.get(name, ("", 0.0))
-        met = "" if not sign else "ok" if (value <= goal if sign == "<=" else value >= goal) else "MISSED"
-        rows.append(f"{name:24} {value:>12}   {f'{sign} {goal:g}' if sign else '':10} {met}")
-    turn = figures["warm_turn_ms_p50"] / figures["raw_roundtrip_ms_p50"]
-    stream = figures["stream_updates_per_s"] / figures["raw_updates_per_s"]
-    rows.append(f"{'warm turn / raw':24} {turn:>12.2f}   <= 8       {'ok' if turn <= 8 else 'MISSED'}")
-    rows.append(f"{'stream / raw':24} {stream:>12.2f}   >= 0.4     {'ok' if stream >= 0.4 else 'MISSED'}")
+    """The figures with their goals, and the ratios of those that were taken."""
+    gates, ratios = GATES | bench_replicas.GATES, RATIOS | bench_replicas.RATIOS
+    rows = [row(name, value, *gates.get(name, ("", 0.0))) for name, value in figures.items()]
+    for name, (over, under, sign, goal) in ratios.items():
+        if over in figures:
+            rows.append(row(name, round(figures[over] / figures[under], 2), sign, goal))
     return "\n".join(rows)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    sections = ("runner", "replicas")
+    parser.add_argument("section", nargs="*", choices=sections, default=sections[0], help="which figures (runner)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--count", type=int, default=500, help="replicas: samples of each kind (500)")
+    parser.add_argument("--sessions", type=int, default=200, help="replicas: concurrent sessions (200)")
     asked = parser.parse_args()
-    figures = measure()
+    figures: dict[str, float] = {}
+    if "runner" in asked.section:
+        figures |= measure()
+    if "replicas" in asked.section:
+        figures |= bench_replicas.measure(asked.count, asked.sessions)
     print(json.dumps(figures) if asked.json else table(figures))
 
 

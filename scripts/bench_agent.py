@@ -1,11 +1,18 @@
-"""An agent for one figure: when did ``session/cancel`` reach it? It holds every prompt and answers with the instant."""
+"""An agent for one figure: when did ``session/cancel`` reach it? It holds every prompt and answers with the instant.
+
+The prompt ``speak N`` has it say something N times a second meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+import threading
 import time
 from typing import Any
+
+WRITING = threading.Lock()
 
 
 def send(frame: dict[str, Any]) -> None:
@@ -20,9 +27,18 @@ def say(text: str) -> None:
     send({"method": "session/update", "params": {"sessionId": "bench", "update": update}})
 
 
+def speak(pause: float, over: threading.Event) -> None:
+    """Say a dot at each pause until the prompt is over."""
+    while not over.wait(pause):
+        with WRITING:
+            if not over.is_set():
+                say(".")
+
+
 def main() -> None:
     """Serve until stdin ends."""
     held = None
+    over = threading.Event()
     for line in sys.stdin:
         heard = time.monotonic_ns()
         frame = json.loads(line)
@@ -32,11 +48,15 @@ def main() -> None:
             case "session/new":
                 send({"id": frame["id"], "result": {"sessionId": "bench"}})
             case "session/prompt":
-                held = frame["id"]
+                held, over = frame["id"], threading.Event()
                 say("held ")
+                if times := re.search(r"speak (\d+)", line):
+                    threading.Thread(target=speak, args=(1 / int(times[1]), over), daemon=True).start()
             case "session/cancel" if held is not None:
-                say(str(heard))
-                send({"id": held, "result": {"stopReason": "cancelled"}})
+                with WRITING:
+                    over.set()
+                    say(str(heard))
+                    send({"id": held, "result": {"stopReason": "cancelled"}})
                 held = None
 
 

@@ -63,8 +63,13 @@ class Replica:
         owners = self.services.owners
         if owners.me.advertise_url is None:
             owners.me = replace(owners.me, advertise_url=url)
-        if owners.shared:
+        if self.serves_sessions:
             self.services.beats.announce(owners.me)
+
+    @property
+    def serves_sessions(self) -> bool:
+        """Whether others may send sessions here; a gateway, which has no seats, is no rival and is told to nobody."""
+        return self.plane.shared and bool(self.providers)
 
     async def close(self) -> None:
         """Drain, tear every sandbox down, release leases; in this order, each bounded."""
@@ -114,7 +119,8 @@ async def build(
     calls = _Calls()
     stories = Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale)
+    asked = stories.teller("interaction")
+    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, tell=asked)
     provisioner = _provisioner(settings, state_dir, providers, clock)
     me = me_of(settings, state_dir, replica_id, clock)
     services = Services(
@@ -133,6 +139,7 @@ async def build(
         owners=_owners(settings, me, plane, store, clock, registry, proven_dead or proven_by_lock),
         reload=registry.reload,
     )
+    calls.owners = services.owners
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers)
     await _take_part(replica)
@@ -168,7 +175,8 @@ async def _take_part(replica: Replica) -> None:
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
-        services.beats.announce(services.owners.me)
+        if replica.serves_sessions:
+            services.beats.announce(services.owners.me)
         services.tasks.spawn("watch replicas", services.owners.watch())
         services.tasks.spawn("watch commands", commands.watch())
         await replica.plane.listen(replica.replica_id, replica.coordinator.note)
@@ -189,6 +197,10 @@ class _Calls:
     """What the parts below tell the coordinator, which is made after them."""
 
     coordinator: Coordinator
+    owners: Owners
+
+    def has_rivals(self) -> bool:
+        return self.owners.rivals
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
         self.coordinator.lease_lost(turn_id, answer)
@@ -215,7 +227,7 @@ def _heartbeats(settings: Settings, plane: LeasePlane, clock: Clock, calls: _Cal
         beat_timeout_seconds=lease.beat_timeout_seconds,
         on_lost=calls.lease_lost,
         on_commands=calls.commands_due,
-        rivals=lambda: plane.shared,
+        rivals=calls.has_rivals,
         tell=stories.teller("lease"),
     )
 

@@ -52,6 +52,9 @@ def run(
     directory = chosen_state_dir(state_dir, os.environ)
     try:
         settings = load_settings(config, os.environ)
+        if gateway and settings.leases.url.startswith("http"):
+            text = "leases.url: a plane cannot use another plane; leave it empty, or name a Redis."
+            raise RunnerError("invalid_request", text, field="leases.url")
         if with_parent:
             threading.Thread(target=_end_with_parent, name="with-parent", daemon=True).start()
         code = asyncio.run(

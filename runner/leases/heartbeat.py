@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +13,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.leases.held import Held
+from runner.leases.held import REFUSED_KEPT, Held, ended
 from runner.leases.line import Announcer, OnCommands, PlaneLine
 from runner.leases.port import BeatAnswer, Heartbeat, Holder, LeasePlane, ReplicaInfo
 from runner.rules.story import Tell, untold
@@ -68,6 +68,7 @@ class Heartbeats:
         self._held: dict[Key, Held] = {}
         self._firsts: Counter[Key] = Counter()
         self._orphans: dict[str, Held] = {}
+        self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks("heartbeats")
         self._closed = False
@@ -83,10 +84,10 @@ class Heartbeats:
         return self._clock.monotonic() < held.granted_at + held.lease_seconds
 
     def fenced(self, project: str, session_id: str, turn_id: str) -> bool | None:
-        """Whether a turn may count (DESIGN 3.1.7): None while one that is ``unfenced`` waits for the plane's word."""
+        """May a turn count (DESIGN 3.1.7)? None while an ``unfenced`` one waits for the plane, False if refused."""
         held = self._held.get((project, session_id))
         waits = held is not None and held.beat.turn_id == turn_id and held.lease_seconds == inf
-        return None if waits else True
+        return None if waits else turn_id not in self._refused
 
     def granted(self, project: str, session_id: str) -> BeatAnswer | None:
         """The last grant of what this replica holds of a session, with its epoch and start; None when it holds none."""
@@ -158,7 +159,7 @@ class Heartbeats:
         former = held.former if held is not None and held.beat.turn_id == beat.turn_id else None
         if held is None or former is None:
             orphan = self._orphans.pop(beat.turn_id, None)
-            await self.end(_ended(beat))
+            await self.end(ended(beat))
             if orphan is not None:
                 self._tell_lost(orphan, LAPSED)
             return
@@ -237,7 +238,7 @@ class Heartbeats:
         """A first beat had no answer: what it may have taken goes back to the chain or seat that stood, or is ended."""
         held = self._held.get(key)
         if held is None or held.beat.phase == "running":
-            self._end_behind(_ended(beat))
+            self._end_behind(ended(beat))
             return
         held.given_up = [*held.given_up, beat.turn_id][-GIVEN_UP_KEPT:]
         held.due = self._clock.monotonic()
@@ -245,7 +246,7 @@ class Heartbeats:
 
     def _end_given_up(self, held: Held) -> None:
         for turn_id in held.given_up:
-            self._end_behind(_ended(replace(held.beat, turn_id=turn_id, epoch=0)))
+            self._end_behind(ended(replace(held.beat, turn_id=turn_id, epoch=0)))
 
     def _end_behind(self, beat: Heartbeat) -> None:
         if not self._closed:
@@ -378,6 +379,8 @@ class Heartbeats:
 
     def _lose(self, key: Key, held: Held, answer: BeatAnswer) -> None:
         del self._held[key]
+        if held.lease_seconds == inf:
+            self._refused.append(held.beat.turn_id)
         if held.former is not None:
             self._orphans[held.beat.turn_id] = held.former
         self._tell_lost(held, answer)
@@ -393,7 +396,3 @@ class Heartbeats:
         before = {"phase": beat.phase, "predecessor": beat.predecessor}
         after = answer and {"admitted": answer.admitted, "owner": answer.owner, "epoch": answer.epoch}
         self._tell((beat.project, beat.session_id), beat.turn_id, event, before, after)
-
-
-def _ended(beat: Heartbeat) -> Heartbeat:
-    return replace(beat, phase="ended", predecessor=None, seat_parked=False)

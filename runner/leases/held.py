@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from runner.leases.port import BeatAnswer, Heartbeat
+
+REFUSED_KEPT: Final = 1000
+
+
+def ended(beat: Heartbeat) -> Heartbeat:
+    """The end beat of the same turn."""
+    return replace(beat, phase="ended", predecessor=None, seat_parked=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -54,6 +54,7 @@ REASONS: Final[dict[Cause, str]] = {
     Cause.LOST: "The agent that asked is gone, and its prompt has ended.",
 }
 UNCLAIMED: Final = "The runner stopped before the agent had this answer."
+UNASKED: Final = "The agent was gone before it asked for this answer."
 
 Claim = Literal["claim", "repeat"]
 VERDICT: Final = ("decision", "option_id", "action")

@@ -75,6 +75,9 @@ class Forwarder:
             owner = await self._owners.elsewhere(project, session_id)
             if owner is not None:
                 raise owned_elsewhere(owner, "Another replica holds this session by now. Try again.")
+            if self._runs_nothing(request):
+                # A plane holds a session only while it ends a dead owner's turn.
+                raise RunnerError("owned_elsewhere", "A plane runs no sessions itself. Try again.", retry_after=1)
             return await handler(request)
         return await self._answer(request, handler, project, session_id)
 
@@ -105,11 +108,14 @@ class Forwarder:
                     await asyncio.sleep(MOVED_SECONDS)
         raise RunnerError("plane_unavailable", "Owner after owner of this session went away. Try again.", retry_after=1)
 
+    def _runs_nothing(self, request: web.Request) -> bool:
+        return self._place is not None and request.method not in ("GET", "HEAD")
+
     async def _placed(
         self, request: web.Request, project: str, session_id: str, failed: Mapping[str, RunnerError | None]
     ) -> Elsewhere | None:
         """Who runs what nobody holds; reads are answered from the shared store, runner or not."""
-        if self._place is None or request.method in ("GET", "HEAD"):
+        if self._place is None or not self._runs_nothing(request):
             return None
         try:
             return await self._place(project, session_id, failed.keys())

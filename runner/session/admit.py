@@ -42,6 +42,9 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     try:
         if services.owners.shared:
             await _catch_up(turn, answer)
+            if turn.resumes is not None and session.paused is not turn.resumes:
+                # What was read in between knows that the chain went on, or ended, elsewhere.
+                return False
         if session.effective is not run.based_on:
             # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
             turn.effective = turn.merge(session.effective)

@@ -276,6 +276,7 @@ class Applying:
             for run in issued.runs:
                 await ending_of([run])
             await self._empty_seat(session, StopReason.KILL)
+            await self._start_over(session)
         if saving is not None and not issued.stored:
             await asyncio.wait({saving})
             self._adopt(issued, saving)
@@ -311,6 +312,9 @@ class Applying:
                 return rules.settled(Outcome(row.outcome), error_code(row.result))
         if end is not None:
             return settled_by(end[1])
+        if session.paused is not None and session.current is None and not session.starting:
+            # The turn that was to end the chain was not admitted: it waits on.
+            return CommandState.OBSOLETE, CommandOutcome.FAILED
         late = turn_id is not None and issued.keeps_seat and session.current_turn_id is not None
         return CommandState.OBSOLETE, CommandOutcome.SUPERSEDED if late else CommandOutcome.NOT_RUNNING
 
@@ -338,6 +342,12 @@ class Applying:
         if live is not None and not session.taken:
             pool.dismiss(live, reason.value)
         await pool.teardowns_of(session.key, KILL_SECONDS)
+
+    async def _start_over(self, session: Session) -> None:
+        """The next prompt of a killed session is cold: nobody goes on with what its agent had become (DESIGN 3.7)."""
+        if not session.taken and session.agent_state.get("agent") is not None:
+            session.agent_state["agent"] = None
+            await session.save_agent()
 
     def _remember(self, session: Session, issued: Issued) -> None:
         self._issued.setdefault(issued.row.command_id, issued)

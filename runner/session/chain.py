@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
+
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules.interaction import Cause
 from runner.rules.pool import Key
+from runner.rules.unfinished import READ, unfinished
+from runner.session.history import pages
 from runner.session.prompts import Prompt
-from runner.session.reconcile import WAITING, told
+from runner.session.reconcile import WAITING
 from runner.session.session import Paused, Session
 from runner.store.port import InteractionRow, PromptRow, Store, TurnRow
 from runner.terms import EventType, InteractionStatus, PromptState
@@ -44,6 +48,15 @@ def close_questions(journal: Journal, rows: Iterable[InteractionRow], cause: Cau
     for row in closed:
         journal.event(EventType.INTERACTION_CLOSED, desk.closing(row))
     return closed
+
+
+def give_back(journal: Journal, rows: Iterable[InteractionRow], why: str) -> list[InteractionRow]:
+    """Show that these answers came to nothing; the rows, open again, as they are from now on (case F2)."""
+    back = [desk.unclaimed(row, why) for row in rows]
+    for row in back:
+        data = {"kind": "answer_returned", "interaction_id": row.interaction_id, "message": why}
+        journal.event(EventType.NOTICE, data)
+    return back
 
 
 def close_left(journal: Journal, rows: Iterable[InteractionRow], cause: Cause, now_ms: int) -> list[InteractionRow]:
@@ -157,8 +170,12 @@ async def read(store: Store, key: Key, turn: TurnRow | None) -> Left:
     if prompt is not None and prompt.state != PromptState.ACTIVE:
         return Left(turn, prompt, asked)
     asked = [*asked, *await store.interactions(*key, InteractionStatus.ANSWERED)]
+    folded: list[tuple[str, dict[str, Any]]] = []
+    # A turn that pauses, or is closed as lost, writes down each open call: nothing older is needed.
+    async for rows in pages(store, key, (turn.epoch, 0)):
+        folded += [(row.type, orjson.loads(row.data)) for row in rows if row.type in READ]
     asked.sort(key=lambda row: row.created_at)
-    return Left(turn, prompt, asked, (await told(store, key)).tools)
+    return Left(turn, prompt, asked, unfinished(folded).tools)
 
 
 def taken(session: Session, left: Left) -> tuple[Paused | None, list[InteractionRow]]:

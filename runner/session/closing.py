@@ -16,7 +16,8 @@ from runner.session.context import TurnContext
 from runner.session.ending import result_of
 from runner.session.issued import Issued, rows_of_ending
 from runner.session.session import LastTurn, Paused
-from runner.store.port import Ending
+from runner.store.port import Ending, TurnRow
+from runner.store.replay import same_ending
 from runner.terms import EventType, Outcome, PromptState, StopReason
 from runner.turn.journal import TEXT_CHARS
 from runner.turn.live import LiveSeat
@@ -26,6 +27,7 @@ END_TRIES: Final = 3
 END_RETRY_SECONDS: Final = 0.2
 ENDED: Final = frozenset(PromptState) - {PromptState.QUEUED, PromptState.ACTIVE, PromptState.STORED}
 GIVEN_UP: Final = frozenset({StopReason.DRAIN, StopReason.LEASE_LOST})
+OWED_RETRY_SECONDS: Final = 1.0
 
 
 async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
@@ -48,7 +50,7 @@ async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     _place_seat(turn, end, seat)
     session.last_turn = LastTurn(turn.turn_id, end.outcome.value, result["stop_reason"], session.updated_at)
     if not turn.hands_over:
-        await _end_beat(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
+        await _give_up(turn, "paused" if end.outcome is Outcome.PAUSED else "parked")
     return end, result
 
 
@@ -92,6 +94,14 @@ def returns(turn: TurnContext, end: End) -> bool:
     return unsent and end.label in GIVEN_UP and turn.prompt is not None and turn.prompt.state is PromptState.QUEUED
 
 
+async def _give_up(turn: TurnContext, phase: Phase) -> None:
+    """Send the end beat, now or once the ending is durable: who took the session before would end the turn as lost."""
+    if turn.session.outbox.owes_endings and turn.services.owners.shared:
+        turn.services.tasks.spawn(f"end beat {turn.turn_id}", _end_beat_later(turn, phase))
+    else:
+        await _end_beat(turn, phase)
+
+
 async def _end_beat(turn: TurnContext, parked: Phase) -> None:
     """Keep the lease of a parked seat, release everything else; the seat may be lost meanwhile (case L3)."""
     beats = turn.services.beats
@@ -99,6 +109,19 @@ async def _end_beat(turn: TurnContext, parked: Phase) -> None:
         await beats.end(turn.beat(parked, parked=True))
     if not _holds_seat(turn):
         await beats.end(turn.beat("ended"))
+
+
+async def _end_beat_later(turn: TurnContext, parked: Phase) -> None:
+    """Behind the ending, however long the store keeps it waiting; until then the lease is renewed."""
+    while True:
+        try:
+            await turn.session.outbox.flush()
+        except Exception as error:
+            log.log(logging.DEBUG if isinstance(error, RunnerError) else logging.ERROR, "an end beat waits: %s", error)
+            await asyncio.sleep(OWED_RETRY_SECONDS)
+        else:
+            await _end_beat(turn, parked)
+            return
 
 
 def _holds_seat(turn: TurnContext) -> bool:
@@ -174,10 +197,10 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
 
 async def _ended_elsewhere(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     """The ending that came first; a store that cannot be asked now leaves the turn lost."""
-    session, outcome, result = turn.session, Outcome.LOST, None
+    outcome, result = Outcome.LOST, None
     try:
-        row = await turn.services.store.turn(session.project, session.session_id, turn.turn_id)
-    except RunnerError as error:
+        row = await _stored(turn)
+    except Exception as error:
         log.warning("how turn %s ended is not known here: %s", turn.turn_id, error)
     else:
         if row is not None and row.outcome is not None:
@@ -210,12 +233,19 @@ async def _write(turn: TurnContext, ending: Ending) -> bool | None:
     """True: written. False: somebody else wrote the ending first. None: the store cannot be used."""
     for attempt in range(1, END_TRIES + 1):
         try:
-            return await turn.services.store.end(ending)
+            if await turn.services.store.end(ending):
+                return True
+            # A try before this one may have been written although its answer never came.
+            return attempt > 1 and same_ending(await _stored(turn), ending.turn)
         except Exception as error:
             log.error("the ending of turn %s is not durable: %s", turn.turn_id, error)
             if attempt < END_TRIES:
                 await asyncio.sleep(END_RETRY_SECONDS)
     return None
+
+
+async def _stored(turn: TurnContext) -> TurnRow | None:
+    return await turn.services.store.turn(turn.session.project, turn.session.session_id, turn.turn_id)
 
 
 def _last_events(turn: TurnContext, end: End) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from runner.leases.port import Holder, Note
 from runner.rules import command as rules
 from runner.rules.pool import Key
 from runner.session import views
-from runner.session.applying import KEEP_QUEUE, KILL_SECONDS, Applying, error_code, mismatch
+from runner.session.applying import KEEP_QUEUE, KILL_SECONDS, SAVE_SECONDS, Applying, error_code, mismatch
 from runner.session.issued import CLOSED, Ask, Issued, outcome_of, reply_of
 from runner.session.port import Reply
 from runner.session.registry import Registry
@@ -92,10 +93,11 @@ class Commands:
         await issued.saved.wait()
         if issued.cancelled_prompts:
             await session.outbox.written(ACKNOWLEDGE_SECONDS)
-        pending = issued.came_to is None or issued.kind is CommandKind.KILL
-        if pending and ask.wait_seconds > 0 and not issued.done.is_set():
+        # An outcome that is known already is about to be written down: the client may look it up.
+        seconds = ask.wait_seconds if issued.came_to is None else max(ask.wait_seconds, SAVE_SECONDS)
+        if seconds > 0 and not issued.done.is_set():
             waiting = asyncio.ensure_future(issued.done.wait())
-            await asyncio.wait({waiting}, timeout=ask.wait_seconds)
+            await asyncio.wait({waiting}, timeout=seconds)
             waiting.cancel()
         return reply_of(issued.row, issued.turn_id, issued.came_to, issued.cancelled_prompts)
 
@@ -123,9 +125,9 @@ class Commands:
         Raises:
             RunnerError: ``execution_mismatch``: nothing was written.
         """
-        arrived = holder.now - max(0.0, self._services.clock.monotonic() - ask.arrived_at)
+        arrived = self._services.beats.plane_now() - max(0.0, self._services.clock.monotonic() - ask.arrived_at)
         current = rules.Execution(holder.alive, holder.started_at) if holder.alive is not None else None
-        at = arrived if ask.kind is not CommandKind.KILL else holder.now
+        at = arrived if ask.kind is not CommandKind.KILL else math.inf
         verdict = rules.target(ask.kind, ask.expected, current, (), at)
         if isinstance(verdict, rules.Mismatch):
             raise mismatch(verdict.current)
@@ -203,6 +205,8 @@ class Commands:
     def due(self, project: str, session_id: str, commands: Iterable[Mapping[str, Any]]) -> None:
         """Commands that came with the answer to a beat: a lost push costs at most one beat."""
         for command in commands:
+            if self._applying.known(str(command.get("command_id"))) is not None:
+                continue
             self.note({**command, "kind": DELIVER, "project": project, "session_id": session_id})
 
     async def watch(self) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runner.errors import RunnerError
 from runner.leases.port import Heartbeat, Phase
 from runner.rules import turn
 from runner.rules.limits import Limits
@@ -16,7 +13,6 @@ from runner.rules.resume import FIRST_UPDATE_SECONDS
 from runner.session.effective import Effective
 from runner.session.ending import Times
 from runner.session.issued import Issued
-from runner.session.outbox import FLUSH_SECONDS
 from runner.session.prompts import Prompt
 from runner.session.services import Services
 from runner.session.session import Paused, Session
@@ -25,8 +21,6 @@ from runner.terms import EventType
 from runner.turn.driver import Driver, Tuning
 from runner.turn.journal import Journal
 from runner.turn.live import LiveSeat
-
-log = logging.getLogger("runner.session")
 
 
 @dataclass(slots=True)
@@ -148,17 +142,6 @@ class TurnContext:
             live.agent_session = live.agent_session.works(resumed=live.resumed)
             self.session.agent_state["agent"] = live.agent_session.as_json()
 
-    async def save_agent(self) -> None:
-        """Make that durable while a longer turn runs: a later process goes on with it though this one is killed."""
-        session = self.session
-        await asyncio.sleep(FLUSH_SECONDS)
-        try:
-            async with session.outbox.writing:
-                if session.current_turn_id == self.turn_id and session.ended_at is None:
-                    await self.services.store.save_session(session.row(self.services.clock.now_ms()))
-        except RunnerError as error:
-            log.warning("the agent session of %s is durable only with its turn: %s", session.session_id, error)
-
     def new_driver(self, live: LiveSeat, machine: turn.Turn, journal: Journal | None = None) -> Driver:
         """A driver of the agent's prompt that writes into this turn, or with another pen."""
         services, tuning = self.services, self.services.settings.turn
@@ -173,6 +156,7 @@ class TurnContext:
             started_at=self.times.begun,
             mint=lambda: services.ids.mint("int"),
             save_question=self.session.save_question,
+            on_closed=lambda row: self.session.outbox.questions([row]),
         )
 
 

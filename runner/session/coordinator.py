@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from runner.leases.port import BeatAnswer, Heartbeat, Note
 from runner.rules.pool import Key
 from runner.session import lists, views
 from runner.session.commands import Commands
+from runner.session.deletion import delete_session
 from runner.session.dispatching import Dispatching
 from runner.session.expiry import Expiry
 from runner.session.history import HistoryReader, cursor_of, record_view
@@ -70,9 +70,17 @@ class Coordinator:
         if not run.admitted.done():
             run.admitted.set_exception(RunnerError("internal", "The runner stopped before the turn was admitted."))
             run.admitted.exception()
-        if not session.taken:
+        if not session.taken and not self._seat_unleased(session):
             self._chains.watch(session)
         self._registry.forget(session)
+
+    def _seat_unleased(self, session: Session) -> bool:
+        """Whether the lease of a parked seat was lost while a turn was on its way to it: the seat goes, too."""
+        live, services = self._services.pool.live(session.key), self._services
+        if live is None or not services.owners.shared or services.beats.granted(*session.key) is not None:
+            return False
+        self._give_seat_up(session, live)
+        return True
 
     async def dispatch(
         self, caller: Caller, session_id: str, request: DispatchRequest, *, keep_on_disconnect: bool = False
@@ -150,29 +158,9 @@ class Coordinator:
         session = self._registry.known(key)
         if session is None or not session.remains:
             session = await self._registry.existing(key)
-        return await asyncio.shield(self._services.tasks.spawn(f"delete {session_id}", self._delete(session)))
-
-    async def _delete(self, session: Session) -> Reply:
-        """Refuse newcomers, kill, end, remove; what fails is tried again by the next DELETE."""
-        store, now = self._services.store, self._services.clock.now_ms()
-        if not session.remains:
-            session.ended_at = now
-            try:
-                await self.commands.end(session)
-                await session.outbox.flush()
-                await store.save_session(replace(session.row(now), ended_at=now))
-            except BaseException:
-                session.ended_at = None
-                raise
-            session.over = session.remains = True
-            session.log.wake()
-        await store.delete_session_content(session.project, session.session_id)
-        for provider in self._services.provisioner.providers.values():
-            await provider.remove(session.project, session.session_id)
-        session.remains = False
-        self._services.pool.book.forget(session.key)
-        self._services.stories.forget(session.key)
-        return Reply(200, {"session_id": session.session_id, "state": session.state.value})
+        return await asyncio.shield(
+            self._services.tasks.spawn(f"delete {session_id}", delete_session(self._services, self.commands, session))
+        )
 
     async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:
         """See ``session.port.Sessions.answer``."""
@@ -238,10 +226,11 @@ class Coordinator:
 
     async def ready(self) -> dict[str, Any]:
         """See ``session.port.Sessions.ready``."""
-        store = await self._services.store.ready()
-        ready = store and not self.draining
+        services = self._services
+        store, leases = await asyncio.gather(services.store.ready(), services.owners.reachable())
+        ready = store and not self.draining and (leases or services.settings.leases.on_unreachable == "open")
         capacity = {"turns": len(self._runs), "max_turns": self._services.settings.server.max_turns}
-        return {"ready": ready, "store": store, "leases": True, "capacity": capacity, "draining": self.draining}
+        return {"ready": ready, "store": store, "leases": leases, "capacity": capacity, "draining": self.draining}
 
     def _key(self, caller: Caller, session_id: str) -> Key:
         if not valid_id(session_id):
@@ -261,6 +250,8 @@ class Coordinator:
             return
         if session.paused is not None and session.paused.live is live:
             self._chains.seat_lost(session, live, verdict)
+        elif session.outbox.owes_endings and self._services.owners.shared:
+            log.debug("the end beat of session %s waits behind its ending", session.session_id)
         elif session.last_turn is not None and session.current is None:
             beat = Heartbeat(*session.key, session.last_turn.turn_id, self._services.replica_id, "ended")
             self._services.tasks.spawn(f"release {session.session_id}", self._services.beats.end(beat))
@@ -276,11 +267,14 @@ class Coordinator:
         for session in self._registry.all():
             live = self._services.pool.live(session.key)
             if live is not None and not session.taken and live.seat.turn_id == turn_id:
-                if session.paused is not None and session.paused.live is live:
-                    # Cold, until the store says what its new owner made of it; nothing of it is written here any more.
-                    session.paused.live = None
-                session.queue.lost()
-                self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
+                self._give_seat_up(session, live)
+
+    def _give_seat_up(self, session: Session, live: LiveSeat) -> None:
+        if session.paused is not None and session.paused.live is live:
+            # Cold, until the store says what its new owner made of it; nothing of it is written here any more.
+            session.paused.live = None
+        session.queue.lost()
+        self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
 
     def note(self, note: Note) -> None:
         """What another replica pushed; a kind that is not known here comes from a newer one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from runner.errors import RunnerError, turn_in_use
 from runner.rules import admission
@@ -23,6 +23,9 @@ from runner.session.session import Session
 from runner.store.port import PromptRow
 from runner.terms import PromptState
 from runner.wire.models import DispatchRequest
+
+SAME_TRIES: Final = 4
+SAME_SECONDS: Final = 0.02
 
 
 class Dispatching:
@@ -62,20 +65,22 @@ class Dispatching:
 
     async def _dispatch(self, caller: Caller, key: Key, request: DispatchRequest, keep: bool) -> PromptHandle:
         session = await self._registry.open(key)
+        # Asked before the prompt itself makes this replica hold it; of a session held elsewhere only the store knows.
+        held = not self._services.owners.shared or self._registry.holds(key)
         prompt = self._prompt(session, request, keep)
         known = await self._registered(session, prompt)
         if known is not None:
             return known
         try:
-            return await self._prepared(caller, session, request, prompt)
+            return await self._prepared(caller, session, request, prompt, held)
         finally:
             prompt.ready.set()
 
     async def _prepared(
-        self, caller: Caller, session: Session, request: DispatchRequest, prompt: Prompt
+        self, caller: Caller, session: Session, request: DispatchRequest, prompt: Prompt, held: bool
     ) -> PromptHandle:
         try:
-            handle = await self._known(session, prompt) if request.prompt_id is not None else None
+            handle = await self._known(session, prompt, held) if request.prompt_id is not None else None
             session = self._registry.again(session)
             if handle is None and request.turn_id is not None:
                 await self._unused(session, request.turn_id)
@@ -140,7 +145,10 @@ class Dispatching:
         if queue.free and (request.on_busy != "queue" or not queue.rules.paused):
             queue.admit_now(prompt)
             run = session.starting[prompt.prompt_id]
-            return await self._handle(session, run, prompt, again=request.on_busy != "reject")
+            handle = await self._handle(session, run, prompt, again=request.on_busy != "reject")
+            if handle.refused is not None and request.prompt_id is not None and self._services.owners.shared:
+                await self._is_unknown(session, request.prompt_id)
+            return handle
         if request.on_busy == "reject" or (request.on_busy == "steer" and queue.in_shell):
             queue.wake()
             return self._refused(session, prompt)
@@ -226,12 +234,23 @@ class Dispatching:
 
     # -- known ids ---------------------------------------------------------------------------------------------------
 
-    async def _known(self, session: Session, prompt: Prompt) -> PromptHandle | None:
+    async def _is_unknown(self, session: Session, prompt_id: str) -> None:
+        """Refused because another replica was given the same prompt at the same moment: then it is attached to.
+
+        Raises:
+            Overtaken: the prompt is there by now.
+        """
+        for _ in range(SAME_TRIES):
+            if await self._services.store.prompt(session.project, session.session_id, prompt_id) is not None:
+                raise Overtaken
+            await asyncio.sleep(SAME_SECONDS)
+
+    async def _known(self, session: Session, prompt: Prompt, held: bool) -> PromptHandle | None:
         """A known prompt is attached to without a beat (DESIGN 3.1.1). None only when nothing has come up since."""
         prompt_id, store = prompt.prompt_id, self._services.store
-        here = session.prompts.get(prompt_id)
+        here = session.prompts.get(prompt_id) if held else None
         row = None if here is not None else await store.prompt(session.project, session.session_id, prompt_id)
-        here = session.prompts.get(prompt_id)
+        here = session.prompts.get(prompt_id) if held else None
         if here is not None:
             admission.known_prompt(here.digest, prompt.digest)
             if here.state is PromptState.ACTIVE or not here.result.done():
@@ -249,7 +268,7 @@ class Dispatching:
 
     async def _stored(self, session: Session, row: PromptRow) -> PromptHandle:
         owners = self._services.owners
-        if row.result is None and row.state == PromptState.ACTIVE and owners.shared:
+        if row.result is None and row.state in (PromptState.ACTIVE, PromptState.QUEUED) and owners.shared:
             await owners.settle(session.key, row.turn_id)
             raise Overtaken
         parts = await prompt_events(self._services.store, session, row.prompt_id)

@@ -8,7 +8,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.interactions import desk
-from runner.rules.interaction import Cause, open_for
+from runner.rules.interaction import UNCLAIMED, Cause, open_for, orphaned
 from runner.session.paused import PausedChains
 from runner.session.registry import Registry
 from runner.session.services import Services
@@ -28,10 +28,13 @@ class Expiry:
         self._chains = chains
 
     async def run(self) -> None:
-        """Look at what this replica holds once a minute, for ever."""
+        """Look at what this replica holds once a minute, for ever; a failing round does not end it."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.held(self._services.clock.now_ms())
+            try:
+                self.held(self._services.clock.now_ms())
+            except Exception:
+                log.exception("a look for questions that are due failed")
 
     def held(self, now_ms: int) -> None:
         """Refuse what is due to the agents of this replica, running or paused."""
@@ -41,7 +44,12 @@ class Expiry:
                 self._chains.expire(session, now_ms)
 
     async def expire_due(self) -> int:
-        """Close what is due in sessions that nobody holds; how many questions were due. A job of the sweep.
+        """Close what is due in sessions that nobody holds, and give back answers that nobody carries any more.
+
+        A job of the sweep.
+
+        Returns:
+            How many questions it looked at.
 
         Raises:
             RunnerError: ``store_unavailable``.
@@ -57,7 +65,28 @@ class Expiry:
                 await self._expire(row, now_ms)
             except RunnerError as error:
                 log.warning("interaction %s is due and stays: %s", row.interaction_id, error.message)
-        return len(due)
+        claimed = [
+            row
+            for row in await self._services.store.open_interactions(InteractionStatus.ANSWERED)
+            if orphaned(row.answer, now_ms)
+        ]
+        for row in claimed:
+            await self._give_back(row)
+        return len(due) + len(claimed)
+
+    async def _give_back(self, row: InteractionRow) -> None:
+        """Its claimer died before a turn carried it (case F2); one that holds the session may still hand it over."""
+        key = (row.project, row.session_id)
+        session = self._registry.known(key)
+        if session is not None and self._registry.holds(key) and self._chains.carried(session, row.interaction_id):
+            return
+        if await self._services.owners.elsewhere(*key) is not None:
+            return
+        back = desk.unclaimed(row, UNCLAIMED)
+        if await self._services.store.answer_interaction(back, InteractionStatus.ANSWERED):
+            session = self._registry.known(key)
+            if session is not None:
+                self._chains.remember(session, back)
 
     async def _expire(self, row: InteractionRow, now_ms: int) -> None:
         key = (row.project, row.session_id)

@@ -71,8 +71,10 @@ class Issued:
 
     @property
     def turn_id(self) -> str | None:
-        """The turn that it stops."""
-        return self.runs[0].turn_id if self.runs else self.row.turn_id
+        """The turn that it stops: of several on their way the one that became a turn."""
+        admitted = [run for run in self.runs if run.is_admitted]
+        first = next(iter(admitted or self.runs), None)
+        return first.turn_id if first is not None else self.row.turn_id
 
     @property
     def came_to(self) -> CommandOutcome | None:
@@ -89,7 +91,7 @@ async def ending_of(runs: Sequence[TurnRun]) -> tuple[TurnRun, End] | None:
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for admitted in done:
             run = waiting.pop(admitted)
-            if not admitted.cancelled() and admitted.exception() is None and admitted.result():
+            if run.is_admitted:
                 return run, await asyncio.shield(run.ended)
     return None
 
@@ -104,8 +106,10 @@ def rows_of_ending(commands: Sequence[Issued], end: End, at: int) -> list[Comman
     if end.outcome is Outcome.PAUSED:
         return []
     state, outcome = settled_by(end)
-    rows = [issued.row for issued in commands]
-    return [replace(row, state=state.value, outcome=outcome.value, finished_at=at) for row in rows]
+    return [
+        replace(issued.row, turn_id=issued.turn_id, state=state.value, outcome=outcome.value, finished_at=at)
+        for issued in commands
+    ]
 
 
 def reply_of(

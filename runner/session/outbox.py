@@ -194,7 +194,7 @@ class Outbox:
     async def _quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         try:
             await self._store.quarantine(records, reason, at)
-        except RunnerError as error:
+        except Exception as error:
             log.error("%d records of %s are lost: %s", len(records), self._name, error)
 
     async def _append(self, batch: Batch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, TypeVar
 
 from runner.clock import Clock
@@ -18,6 +20,7 @@ from runner.store.port import Store, TurnRow
 log = logging.getLogger("runner.session")
 WATCH_SECONDS: Final = 1.0
 CLOSING: Final = "closing-"
+AWAY: Final = frozenset({"plane_unavailable", "store_unavailable"})
 
 Answer = TypeVar("Answer")
 
@@ -68,6 +71,11 @@ class Owners:
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
+        self._swept = 0.0
+        self._tries = count(1)
+        self.rivals = False
+        """Whether other replicas were there when the plane last told; a single one rides an outage out."""
+        self._urls: dict[str, str | None] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -78,27 +86,46 @@ class Owners:
     async def elsewhere(self, project: str, session_id: str) -> Elsewhere | None:
         """The other replica that holds a session; None when this one does or nobody.
 
-        An owner that is provably gone is nobody; an unreachable plane knows nobody (DESIGN 3.1.7).
+        An owner that is provably gone is nobody. While the plane cannot be asked, the store's open turn tells, and the
+        owner is where it was last.
         """
         if not self._plane.shared or self._holds((project, session_id)):
             return None
         try:
             holder = await self._ask(self._plane.look(project, session_id))
         except RunnerError as error:
-            log.warning("nobody knows who owns session %s: %s", session_id, error.message)
-            return None
+            log.warning("the plane does not tell who owns session %s: %s", session_id, error.message)
+            return await self._by_store((project, session_id))
         if holder is None or holder.replica_id == self.me.replica_id:
             return None
         if holder.advertise_url is None and await self.gone(holder.replica_id):
             return None
         return Elsewhere(holder.replica_id, holder.advertise_url)
 
+    async def _by_store(self, key: Key) -> Elsewhere | None:
+        try:
+            turns = await self._store.open_turns(key)
+        except RunnerError:
+            return None
+        owner = turns[-1].replica_id if turns else self.me.replica_id
+        return Elsewhere(owner, self._urls.get(owner)) if owner != self.me.replica_id else None
+
+    async def reachable(self) -> bool:
+        """Whether the plane answers now."""
+        if not self._plane.shared:
+            return True
+        try:
+            await self._announced()
+        except RunnerError:
+            return False
+        return True
+
     async def gone(self, replica_id: str) -> bool:
         """Whether a replica is provably gone; then its leases are released and its turns have their ending."""
         if not self._plane.shared or replica_id == self.me.replica_id:
             return False
         try:
-            known = {info.replica_id: info for info in await self._ask(self._plane.replicas())}
+            known = {info.replica_id: info for info in await self._announced()}
         except RunnerError:
             return False
         info = known.get(replica_id)
@@ -117,16 +144,21 @@ class Owners:
 
     async def others(self) -> list[ReplicaInfo]:
         """Announced replicas but this one, those that are provably gone left out."""
-        found = [info for info in await self._ask(self._plane.replicas()) if info.replica_id != self.me.replica_id]
-        return [info for info in found if not self._proven_dead(info)]
+        return [info for info in await self._announced() if not self._proven_dead(info)]
+
+    async def _announced(self) -> list[ReplicaInfo]:
+        others = [info for info in await self._ask(self._plane.replicas()) if info.replica_id != self.me.replica_id]
+        self.rivals = bool(others)
+        self._urls = {info.replica_id: info.advertise_url for info in others}
+        return others
 
     async def watch(self) -> None:
         """Look for replicas that died, for ever; a failing round does not end it."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                for info in await self._ask(self._plane.replicas()):
-                    if info.replica_id != self.me.replica_id and self._proven_dead(info):
+                for info in await self._announced():
+                    if self._proven_dead(info):
                         await self.bury(info)
             except RunnerError as error:
                 log.debug("a watch round failed: %s", error.message)
@@ -153,8 +185,7 @@ class Owners:
         turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
         held = await self._ask(self._plane.release_replica(dead.replica_id))
         try:
-            for turn in turns:
-                await self.close_lost(turn)
+            await self._close_each(turns)
         except RunnerError:
             # Announced again, it is found again.
             await self._ask(self._plane.announce(dead))
@@ -184,20 +215,51 @@ class Owners:
         if row is None:
             log.error("session %s has no row", turn.session_id)
             return False
-        floor = max(row.head_epoch, turn.epoch)
-        beat = Heartbeat(*key, f"{CLOSING}{turn.turn_id}"[:128], self.me.replica_id, epoch_floor=floor)
+        async with self.alone(key, max(row.head_epoch, turn.epoch), turn.turn_id) as epoch:
+            if epoch is not None:
+                await close_session(self._store, self._clock, key, turn, epoch)
+        return epoch is not None
+
+    @asynccontextmanager
+    async def alone(self, key: Key, floor: int, what: str) -> AsyncIterator[int | None]:
+        """Keep everybody from a session in which no turn runs; the epoch of that, None when somebody has it.
+
+        Raises:
+            RunnerError: ``plane_unavailable``.
+        """
+        # A name of its own for each try: one that failed is a tombstone, and would be refused for good.
+        name = f"{CLOSING}{next(self._tries)}-{self.me.replica_id}-{what}"[:128]
+        beat = Heartbeat(*key, name, self.me.replica_id, epoch_floor=floor)
         answer = await self._ask(self._plane.beat(beat))
         if not answer.admitted:
-            return False
+            yield None
+            return
         try:
-            await close_session(self._store, self._clock, key, turn, answer.epoch)
+            yield answer.epoch
         finally:
             await asyncio.shield(self._ask(self._plane.beat(replace(beat, phase="ended"))))
-        return True
+
+    async def _close_each(self, turns: Iterable[TurnRow]) -> None:
+        """End these turns; one that cannot be ended keeps none of the others from its ending, and is raised last."""
+        failed: RunnerError | None = None
+        for turn in turns:
+            try:
+                await self.close_lost(turn)
+            except RunnerError as error:
+                if error.code in AWAY:
+                    raise
+                log.warning("turn %s of a replica that is gone has no ending: %s", turn.turn_id, error.message)
+                failed = error
+        if failed is not None:
+            raise failed
 
     async def sweep_lost(self) -> None:
         """End turns that nobody has held for ``lost_after_seconds`` although their replica is not proven dead."""
         now = self._clock.monotonic()
+        if now - self._swept > self._lost_after / 2:
+            # What was seen before a pause says nothing about the time in between.
+            self._unheld.clear()
+        due = []
         turns = {(turn.project, turn.turn_id): turn for turn in await self._store.open_turns()}
         self._unheld = {key: since for key, since in self._unheld.items() if key in turns}
         for key, turn in turns.items():
@@ -205,7 +267,9 @@ class Owners:
             if holder is not None and holder.alive == turn.turn_id:
                 self._unheld.pop(key, None)
             elif now - self._unheld.setdefault(key, now) >= self._lost_after:
-                await self.close_lost(turn)
+                due.append(turn)
+        self._swept = now
+        await self._close_each(due)
 
     async def _ask(self, call: Awaitable[Answer]) -> Answer:
         try:

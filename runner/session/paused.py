@@ -66,7 +66,7 @@ class PausedChains:
             return
         live = paused.live
         if live is None:
-            chain.close_tools(session.journal(None, _prompt_id(paused)), paused)
+            self._cooled(session, paused)
             return
         book = self._services.pool.book
         if not book.holds(live.seat):
@@ -156,11 +156,21 @@ class PausedChains:
         if cause is not None:
             self.end(session, cause, chain.seat_error(verdict))
             return
-        pen = session.journal(None, _prompt_id(paused))
-        chain.close_tools(pen, paused)
-        pen.event(EventType.NOTICE, {"kind": "chain_cold", "reason": verdict})
+        self._cooled(session, paused)
+        session.journal(None, _prompt_id(paused)).event(EventType.NOTICE, {"kind": "chain_cold", "reason": verdict})
         paused.live = None
         self._release(session, paused)
+
+    @staticmethod
+    def _cooled(session: Session, paused: Paused) -> None:
+        """Its agent is gone: so are its tool calls, and answers that it had not asked for come back."""
+        pen = session.journal(None, _prompt_id(paused))
+        chain.close_tools(pen, paused)
+        held = [row for row in paused.questions.values() if row.status == InteractionStatus.ANSWERED]
+        back = chain.give_back(pen, held, interaction.UNASKED)
+        paused.questions.update({row.interaction_id: row for row in back})
+        if back:
+            session.outbox.questions(back)
 
     def end(self, session: Session, cause: Cause, error: RunnerError) -> None:
         """End a paused chain without a turn: its questions are closed, its prompt has failed."""
@@ -184,6 +194,9 @@ class PausedChains:
         try:
             await session.outbox.flush()
         except RunnerError as error:
+            if session.outbox.owes_endings and self._services.owners.shared:
+                # The end beat of its turn waits behind that ending already.
+                return
             log.warning("session %s is given up with records kept back: %s", session.session_id, error)
         await self._services.beats.end(Heartbeat(*session.key, paused.turn_id, self._services.replica_id, "ended"))
 
@@ -237,6 +250,7 @@ class PausedChains:
             newer = await self._row(session, interaction_id)
             interaction.claim(InteractionStatus(newer.status), newer.answer, masked)
             return _known(newer)
+        session.tell(session.key, interaction_id, "answered", row.status, answered.status)
         return await self._deliver(session, Answering(answered, given))
 
     async def _row(self, session: Session, interaction_id: str) -> InteractionRow:
@@ -248,19 +262,28 @@ class PausedChains:
     async def _claimable(self, session: Session, interaction_id: str) -> InteractionRow:
         """The row; an answer that nobody carries any more is given back first (case F2)."""
         row = await self._row(session, interaction_id)
-        idle = session.paused is not None and session.paused.live is None and not session.taken
-        if row.status != InteractionStatus.ANSWERED or not idle:
+        if row.status != InteractionStatus.ANSWERED or self.carried(session, interaction_id):
             return row
         if not interaction.orphaned(row.answer, self._services.clock.now_ms()):
             return row
         back = desk.unclaimed(row, interaction.UNCLAIMED)
         if await self._services.store.answer_interaction(back, InteractionStatus.ANSWERED):
-            self._remember(session, back)
+            self.remember(session, back)
             return back
         return await self._row(session, interaction_id)
 
     @staticmethod
-    def _remember(session: Session, row: InteractionRow) -> None:
+    def carried(session: Session, interaction_id: str) -> bool:
+        """Whether a claimed answer may be on its way here, or is kept for a warm agent until that asks again."""
+        paused = session.paused
+        if paused is None or session.taken:
+            return True
+        held = paused.questions.get(interaction_id)
+        return paused.live is not None and (held is None or held.status != InteractionStatus.PENDING)
+
+    @staticmethod
+    def remember(session: Session, row: InteractionRow) -> None:
+        """A question of a paused chain is as the store has it from now on."""
         if session.paused is not None and row.interaction_id in session.paused.questions:
             session.paused.questions[row.interaction_id] = row
 
@@ -299,7 +322,6 @@ class PausedChains:
         except RunnerError as error:
             return await self._unclaim(session, answering, error.message, error)
         if admitted and not took:
-            await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
             return await self._not_taken(session, run, answering)
         if not admitted:
             refusal = _owned_elsewhere(None) if self._services.owners.shared else None
@@ -311,7 +333,13 @@ class PausedChains:
         return Reply(200 if written else 202, desk.view(row))
 
     async def _not_taken(self, session: Session, run: TurnRun, answering: Answering) -> Reply:
-        """The turn ended without giving the answer: it waits on, or came back, or its question is closed."""
+        """The answer was not given: its question is closed, or the turn ended: it came back, or waits on."""
+        if session.outbox.owes_questions:
+            await session.outbox.flush()
+        row = await self._row(session, answering.row.interaction_id)
+        if InteractionStatus(row.status) in interaction.CLOSED and row.status != InteractionStatus.CONSUMED:
+            raise RunnerError("interaction_closed", str((row.answer or {}).get("reason", "This question is closed.")))
+        await asyncio.wait({run.ended}, timeout=GONE_SECONDS)
         row = await self._row(session, answering.row.interaction_id)
         if row.status == InteractionStatus.PENDING and run.ended.done():
             error = run.ended.result().error
@@ -328,7 +356,8 @@ class PausedChains:
         """A failed resume returns the answer to pending and says why (case F2)."""
         row = desk.unclaimed(answering.row, why)
         if await self._services.store.answer_interaction(row, InteractionStatus.ANSWERED):
-            self._remember(session, row)
+            self.remember(session, row)
+            session.tell(session.key, row.interaction_id, "given back", answering.row.status, row.status)
             code, extra = (error.code, error.extra) if error is not None else ("session_turn_in_use", {})
             raise RunnerError(code, f"{why} The question is still open.", **extra)
         raise RunnerError("interaction_closed", why)

@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.pool.pool import Pool
 from runner.rules.limits import Limits
 from runner.rules.pool import Key
+from runner.rules.story import Tell, untold
 from runner.session import chain
 from runner.session.effective import Effective, restored
 from runner.session.prompts import Prompt
@@ -45,6 +46,7 @@ class Registry:
     """Maps (project, session) to its one object in this process.
 
     ``shared``: other replicas serve the same store: what is remembered counts only while this one holds the session.
+    ``tell``: hears what becomes of questions.
     ``on_stale``: told of a session whose records the store set aside, for another replica writes it now.
     """
 
@@ -58,8 +60,10 @@ class Registry:
         *,
         shared: bool,
         on_stale: Callable[[Session], None],
+        tell: Tell = untold,
     ) -> None:
         self._on_stale = on_stale
+        self._tell = tell
         self.attach: Callable[[Session], None] = lambda session: None
         """Told of each session that comes into memory."""
         self._shared = shared
@@ -248,6 +252,7 @@ class Registry:
             buffer_bytes=self._settings.server.reader_buffer_bytes,
         )
         session.learn_secrets(effective.secrets.values())
+        session.tell = self._tell
         session.outbox.on_stale = lambda: self._on_stale(session)
         self._sessions[session.key] = session
         self.attach(session)

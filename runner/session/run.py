@@ -113,6 +113,12 @@ class TurnRun:
         return self._pausing and not self.ended.done()
 
     @property
+    def is_admitted(self) -> bool:
+        """Whether it became a turn."""
+        done = self.admitted.done() and not self.admitted.cancelled()
+        return done and self.admitted.exception() is None and self.admitted.result()
+
+    @property
     def begun(self) -> float:
         """When it was dispatched, loop time."""
         return self._turn.times.begun
@@ -164,15 +170,15 @@ class TurnRun:
             self._turn.driver.expire(now_ms)
 
     async def took(self, interaction_id: str) -> bool:
-        """Wait until the agent was handed this answer; False when the turn ended without that."""
+        """Wait until the agent was handed this answer; False when its question was closed or the turn ended instead."""
         await self._first_of(self._answerable)
         if self._turn.driver is None:
             return False
         taken = self._turn.driver.questions.taken(interaction_id)
         await self._first_of(taken)
-        return taken.done()
+        return taken.done() and taken.result()
 
-    async def _first_of(self, waited: asyncio.Future[None]) -> None:
+    async def _first_of(self, waited: asyncio.Future[Any]) -> None:
         waits: set[asyncio.Future[Any]] = {waited, self.ended}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
@@ -262,8 +268,7 @@ class TurnRun:
             driver.questions.open.update(turn.resumes.questions)
         if turn.resumes is not None:
             self.machine.output = bool(live.tools)
-        for answering in self._answers:
-            driver.answer(answering.row, answering.given)
+        self._give(driver)
         if not self._answerable.done():
             self._answerable.set_result(None)
         blocks = None if turn.reclaimed else self._claim()
@@ -277,6 +282,14 @@ class TurnRun:
         if isinstance(end, rules.End) and end.settled and end.outcome in (Outcome.COMPLETED, Outcome.CANCELLED):
             turn.agent_answered(live)
         return end
+
+    def _give(self, driver: Driver) -> None:
+        """The answers that came before the agent was there; one that does not fit what it offers is given back."""
+        for answering in self._answers:
+            try:
+                driver.answer(answering.row, answering.given)
+            except RunnerError as error:
+                self._turn.session.outbox.questions([desk.unclaimed(answering.row, error.message)])
 
     def _total_alarm(self) -> asyncio.TimerHandle | None:
         """The total limit counts from the dispatch; the driver only minds it once the agent is there."""
@@ -334,7 +347,7 @@ class TurnRun:
             # The first frame of a session or of a cold chain is known at once: what a killed runner leaves tells of it.
             session.outbox.flush_soon()
         if news:
-            turn.services.tasks.spawn(f"agent of {self.turn_id}", turn.save_agent())
+            turn.services.tasks.spawn(f"agent of {self.turn_id}", session.save_agent())
 
     def _no_card_left(self, end: rules.End) -> None:
         """A chain that goes on keeps its questions, every other ending closes them; unused answers come back."""
@@ -344,10 +357,10 @@ class TurnRun:
             now_ms = turn.services.clock.now_ms()
             turn.closed += chain.close_left(turn.journal, self.questions, cause, now_ms)
         elif turn.driver is None and turn.resumes is not None and end.error is not None:
-            for answering in self._answers:
-                row = desk.unclaimed(answering.row, end.error.message)
-                turn.resumes.questions[row.interaction_id] = row
-                turn.closed.append(row)
+            given = [answering.row for answering in self._answers]
+            back = chain.give_back(turn.journal, given, end.error.message)
+            turn.resumes.questions.update({row.interaction_id: row for row in back})
+            turn.closed += back
 
     def _over(self, end: rules.End, result: dict[str, Any]) -> None:
         """What waits starts, or the session is idle; then the result line, and whoever waits for the turn."""

@@ -219,6 +219,8 @@ class Seating:
         if isinstance(live, ResumeStuck):
             pool.discard(cold.seat, "resume_failed")
             self._resume_failed(str(live), surely=not live.empty)
+            if turn.machine.stop is not None:
+                raise RunnerError("internal", "The start was given up.")
             return await self._check_out()
         if isinstance(live, RunnerError):
             pool.discard(cold.seat, live.code)
@@ -250,7 +252,7 @@ class Seating:
         known = AgentSession.of(turn.session.agent_state.get("agent"))
         place = await provisioner.place(turn.session.key, turn.effective)
         if not self._may_resume:
-            return "failed_before", None
+            return "resume_failed", None
         if place is None:
             return "home_lost", None
         why = obstacle(known, place, provisioner.catalogue.get(turn.effective.harness).resume)
@@ -260,16 +262,18 @@ class Seating:
         """What the new agent knows of the session: all of it, or what it will be told with the next prompt."""
         turn = self._turn
         if live.resume_failed is not None:
-            why = "refused"
+            why = "resume_failed"
             self._resume_failed(live.resume_failed, surely=False)
         known = AgentSession.of(turn.session.agent_state.get("agent"))
-        if live.agent_session is not None:
-            place = live.agent_session.place
-            live.agent_session = replace(live.agent_session, failures=failures_of(known, place))
         if live.resumed:
+            live.agent_session = known
             turn.start, turn.context_lost = Start.RESUMED.value, False
             live.seat.start = turn.start
-        elif turn.context_lost:
+            return
+        if live.agent_session is not None:
+            failures = failures_of(known, live.agent_session.place)
+            live.agent_session = replace(live.agent_session, failures=failures)
+        if turn.context_lost:
             turn.preface = await rebuilt(turn.services.store, turn.session, turn.turn_id)
             live.preface = turn.preface
             told = len(turn.preface.encode()) if turn.preface is not None else 0

@@ -9,14 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.redaction import Redactor
+from runner.rules.story import Tell, untold
 from runner.session.effective import Effective
 from runner.session.outbox import Outbox
 from runner.session.prompts import Presence, Prompt
 from runner.session.queue import Queue
-from runner.store.port import InteractionRow, PromptRow, SessionRow, Store, TurnRow
+from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, SessionState
 from runner.turn.journal import Head, Journal
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("runner.session")
 KEPT_PROMPTS: Final = 32
 KEPT_SECRETS: Final = 1000
+QUESTIONED: Final = frozenset({EventType.INTERACTION_REQUESTED, EventType.INTERACTION_CLOSED})
 
 
 @dataclass(slots=True)
@@ -118,6 +122,8 @@ class Session:
         self.clock = clock
         self._store = store
         self._secrets: dict[str, None] = {}
+        self.tell: Tell = untold
+        """Hears what becomes of the session's questions."""
         self.outbox = Outbox(self.session_id, store, tasks)
         self.queue = Queue(self)
 
@@ -244,8 +250,15 @@ class Session:
             log=self.log,
             clock=self.clock,
             redactor=self.redactor,
-            collect=self.outbox.record,
+            collect=self._collect,
         )
+
+    def _collect(self, row: RecordRow) -> None:
+        self.outbox.record(row)
+        if row.type in QUESTIONED:
+            shown = orjson.loads(row.data)
+            asked = row.type == EventType.INTERACTION_REQUESTED
+            self.tell(self.key, shown["interaction_id"], "asked" if asked else "closed", None, shown["status"])
 
     def begin_busy(self, journal: Journal) -> None:
         """``session_busy``, once per busy period."""
@@ -260,6 +273,16 @@ class Session:
         except RunnerError as error:
             log.warning("question %s is not durable yet: %s", row.interaction_id, error)
             self.outbox.questions([row])
+
+    async def save_agent(self) -> None:
+        """Make what is known of the agent session durable between turns; without a store only the next turn does."""
+        try:
+            await self.outbox.flush()
+            async with self.outbox.writing:
+                if self.ended_at is None:
+                    await self._store.save_session(self.row(self.clock.now_ms()))
+        except RunnerError as error:
+            log.warning("the agent session of %s is durable only with its turn: %s", self.session_id, error)
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 

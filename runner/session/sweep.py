@@ -48,6 +48,9 @@ class Sweep:
         except RunnerError as error:
             log.debug("no sweep: %s", error.message)
             return False
+        except Exception:
+            log.exception("nobody can say whose sweep it is")
+            return False
         if mine:
             for name, job in self._jobs.items():
                 await self._do(name, job)

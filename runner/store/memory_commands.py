@@ -65,7 +65,9 @@ class MemoryCommands:
         for row in settled:
             stored = self.of(row.project, row.command_id)
             if stored is not None and stored.finished_at is None:
-                self._save(replace(stored, state=row.state, outcome=row.outcome, finished_at=row.finished_at))
+                turn_id = stored.turn_id if stored.turn_id is not None else row.turn_id
+                ended = replace(stored, state=row.state, outcome=row.outcome, finished_at=row.finished_at)
+                self._save(replace(ended, turn_id=turn_id))
 
     def of(self, project: str, command_id: str) -> CommandRow | None:
         """One command."""

@@ -159,8 +159,8 @@ class Ending:
     """One transaction: the turn row's compare-and-set with everything that must be durable with it.
 
     ``others``: more prompts that ended with this turn (a paused one that it withdrew).
-    ``commands``: those that this ending settled, with state, outcome and ``finished_at``; one that is settled already
-    stays as it is.
+    ``commands``: those that this ending settled, with state, outcome and ``finished_at``, and the turn that one without
+    a turn came to mean; one that is settled already stays as it is.
     """
 
     session: SessionRow
@@ -190,8 +190,8 @@ class Store(Protocol):
     async def admit(self, admission: Admission) -> bool:
         """Insert the turn (and upsert its session and prompt).
 
-        False, and nothing is written, when the turn exists, or the session has another turn of its epoch, or a turn or
-        a head of a newer one.
+        False, and nothing is written, when the session has ended, the turn exists, or the session has another turn of
+        its epoch, or a turn or a head of a newer one.
         """
         ...
 

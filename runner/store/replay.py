@@ -105,7 +105,7 @@ class Replay:
         return written or _same_turn(await self._stored(admission.turn), admission.turn)
 
     async def _end(self, ending: Ending) -> Replayed:
-        if await self._store.end(ending) or _same_ending(await self._stored(ending.turn), ending.turn):
+        if await self._store.end(ending) or same_ending(await self._stored(ending.turn), ending.turn):
             return Replayed.WRITTEN
         await self._set_aside(ending.records, ENDED_OTHERWISE)
         return Replayed.REJECTED
@@ -161,7 +161,8 @@ def _same_turn(stored: TurnRow | None, mine: TurnRow) -> bool:
     )
 
 
-def _same_ending(stored: TurnRow | None, mine: TurnRow) -> bool:
+def same_ending(stored: TurnRow | None, mine: TurnRow) -> bool:
+    """Whether the ending that the store has is this one: an earlier try of it was written."""
     return stored is not None and (stored.epoch, stored.outcome, stored.ended_at, stored.stop_reason) == (
         mine.epoch,
         mine.outcome,

@@ -184,7 +184,7 @@ def command_parameters(row: CommandRow) -> Parameters:
 
 def settled_parameters(row: CommandRow) -> Parameters:
     """Parameters of ``end_command``."""
-    return row.project, row.command_id, row.state, row.outcome, row.finished_at
+    return row.project, row.command_id, row.state, row.outcome, row.finished_at, row.turn_id
 
 
 def command_row(columns: Parameters) -> CommandRow:

@@ -68,11 +68,12 @@ class Driver:
         started_at: float,
         mint: Callable[[], str],
         save_question: Save,
+        on_closed: Callable[[InteractionRow], None],
     ) -> None:
         self.live = live
         self.machine = machine
         self.journal = journal
-        self.questions = Questions(live, journal, clock, mint)
+        self.questions = Questions(live, journal, clock, mint, on_closed=on_closed)
         self._save_question = save_question
         self.first_update_at: float | None = None
         self.usage: dict[str, Any] = {}
@@ -211,7 +212,7 @@ class Driver:
             case rules.SendFrame():
                 self._send_frame()
             case rules.CancelQuestions():
-                self.questions.close_all(Cause.STOPPED if self.machine.stop is not None else Cause.ENDED)
+                self.questions.close_all(self._cause())
             case rules.CloseTools(status):
                 self._tools.close(status)
             case rules.SendCancel():
@@ -227,6 +228,13 @@ class Driver:
                 self._end = effect
             case rules.End():
                 self._finish(effect)
+
+    def _cause(self) -> Cause:
+        """Why the open questions are closed: a Stop, an agent that is gone, or one that went on without them."""
+        if self.machine.stop is not None:
+            return Cause.STOPPED
+        gone = any(isinstance(effect, rules.End) and effect.settled is False for effect in self._todo)
+        return Cause.LOST if gone else Cause.ENDED
 
     def _send_frame(self) -> None:
         self._before_frame()

@@ -54,7 +54,7 @@ class Questions:
         self._mint = mint
         self._turn_id = turn_id or journal.turn_id or ""
         self._on_closed = on_closed
-        self._taken: dict[str, asyncio.Future[None]] = {}
+        self._taken: dict[str, asyncio.Future[bool]] = {}
 
     @property
     def waiting(self) -> set[str | None]:
@@ -180,8 +180,8 @@ class Questions:
         self._consume(row)
         return "given", denied
 
-    def taken(self, interaction_id: str) -> asyncio.Future[None]:
-        """Done when the agent was handed the answer to this question."""
+    def taken(self, interaction_id: str) -> asyncio.Future[bool]:
+        """Whether the agent was handed the answer to this question, once that is known."""
         return self._taken.setdefault(interaction_id, asyncio.get_running_loop().create_future())
 
     def inherit(self, earlier: Questions) -> None:
@@ -214,15 +214,19 @@ class Questions:
     def _consume(self, row: InteractionRow) -> None:
         self.open.pop(row.interaction_id, None)
         self._tell(desk.consumed(row))
-        taken = self.taken(row.interaction_id)
-        if not taken.done():
-            taken.set_result(None)
+        self._know(row, given=True)
 
     def _close(self, row: InteractionRow, cause: Cause) -> None:
         closed = desk.close(row, cause)
         if closed is not None:
             self.open.pop(row.interaction_id, None)
             self._tell(closed)
+            self._know(row, given=False)
+
+    def _know(self, row: InteractionRow, *, given: bool) -> None:
+        taken = self.taken(row.interaction_id)
+        if not taken.done():
+            taken.set_result(given)
 
     def _tell(self, row: InteractionRow) -> None:
         self.closed.append(row)

@@ -116,7 +116,13 @@ FILLED = {"name": "x", "count": 2, "size": 1.5, "sure": True, "kinds": ["a", "b"
 
 
 def form(**fields: Any) -> dict[str, Any]:
-    given = {"kind": "elicitation", "tool_call": None, "options": [], "message": "Which?", "mode": "form"}
+    given: dict[str, Any] = {
+        "kind": "elicitation",
+        "tool_call": None,
+        "options": [],
+        "message": "Which?",
+        "mode": "form",
+    }
     return question(**(given | {"schema": FORM} | fields))
 
 
@@ -277,5 +283,12 @@ def test_doctor_and_a_bad_file(bare: Invoke, tmp_path: Path) -> None:
 def test_version_and_help(bare: Invoke) -> None:
     assert bare("--version").stdout.startswith("acp-runner ")
     shown = bare("--help").stdout
-    for command in ("serve", "prompt", "approve", "sessions", "pool", "harness", "doctor"):
+    for command in ("serve", "plane", "prompt", "approve", "sessions", "pool", "harness", "doctor"):
         assert command in shown
+
+
+def test_a_plane_uses_no_other_plane(bare: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACP_RUNNER_LEASES__URL", "http://127.0.0.1:1")
+    refused = bare("plane", "--port", "0")
+    assert refused.exit_code != 0
+    assert "leases.url" in refused.stderr

@@ -204,8 +204,8 @@ def test_ctrl_c_stops_the_turn_and_waits_for_its_end(invoke: Invoke, served: Ser
         handle.readers[0].end()
         return reply
 
-    cancel = served.sessions.cancel
-    served.sessions.cancel = stopped  # type: ignore[method-assign]
+    cancel: Any = served.sessions.cancel
+    served.sessions.cancel = stopped  # type: ignore[method-assign, assignment]
     served.sessions.next_handle = hanging
     ran = invoke("prompt", "-s", "s1", "hi")
     assert ran.exit_code == 1

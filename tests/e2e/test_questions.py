@@ -193,7 +193,7 @@ async def test_an_unknown_question_disturbs_nobody_case_f10(server: Server) -> N
 )
 async def test_an_elicitation_end_to_end(server: Server, prompt: str, answer: dict[str, Any], said: str) -> None:
     async with server.client() as client:
-        talk = demo(server, client, f"form-{abs(hash((prompt, answer['action'])))}")
+        talk = demo(server, client, f"{prompt.split()[0][1:]}-{answer['action']}")
         [question] = await asked(talk, prompt)
         [shown] = await talk.questions()
         assert (shown["kind"], shown["mode"]) == ("elicitation", prompt.split()[0][1:])

@@ -155,8 +155,8 @@ async def test_reconnecting_clients_cause_no_load_case_d3(patient: Server, tmp_p
     assert (methods.count("initialize"), methods.count("session/load")) == (1, 0)
 
 
-async def test_what_a_killed_turn_kept_is_loaded_after_a_kill_command(patient: Server) -> None:
-    """DESIGN 3.7: kill destroys the seat; the home stays, so the next prompt remembers what was kept."""
+async def test_a_killed_session_starts_cold(patient: Server) -> None:
+    """DESIGN 3.7: kill destroys the seat, and nobody goes on with what its agent had become."""
     async with patient.client() as client:
         talk = Talk(patient, client, "s", harness="demo")
         await talk.prompt("one")
@@ -166,7 +166,8 @@ async def test_what_a_killed_turn_kept_is_loaded_after_a_kill_command(patient: S
         await hanging.result()
         await until(lambda: not patient.census(), "the seat is gone")
         result = await talk.prompt("two")
-        assert (result["start"], result["text"]) == ("resumed", "You said: two (message 2 of this conversation)")
+        assert (result["start"], result["context_lost"]) == ("cold", True)
+        assert result["text"] == "You said: two (message 1 of this conversation)"
         await talk.check()
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from tests.house.tree import ROOT
 
-SHELL = [ROOT / "scripts" / name for name in ("setup", "start", "test", "check", "bench", "storm")] + [ROOT / ".ci" / "run"]
+NAMES = ("setup", "start", "test", "check", "bench", "storm")
+SHELL = [*(ROOT / "scripts" / name for name in NAMES), ROOT / ".ci" / "run"]
 
 
 @pytest.fixture(scope="module")

@@ -304,6 +304,7 @@ async def test_an_unfenced_turn_that_was_overtaken_is_lost(replica: Replica, riv
     await asyncio.sleep(1.1)
     assert replica.lost == ["t1"]
     assert not replica.beats.holds("p", "s", "t1")
+    assert replica.beats.fenced("p", "s", "t1") is False, "what it spooled does not count"
 
 
 @PHASES

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.model_server.script import Item, Step, decide
 
-TOOLS = {"Bash": {"properties": {"command": {}}}}
+TOOLS: dict[str, dict[str, Any]] = {"Bash": {"properties": {"command": {}}}}
 WANTED = [Item("user", "[[insist:ls]]")]
 
 

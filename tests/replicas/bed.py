@@ -11,6 +11,8 @@ import sqlite3
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +115,10 @@ class Cluster:
         self.members = [*([self.plane] if self.plane else []), self.a, self.b]
 
     def start(self) -> None:
-        """Start everybody; blocks."""
-        for member in self.members:
-            member.start()
+        """Start everybody, the plane first; blocks."""
+        if self.plane is not None:
+            self.plane.start()
+        _each(Member.start, self.a, self.b)
 
     @property
     def doors(self) -> list[Member]:
@@ -137,10 +140,28 @@ class Cluster:
             assert self.plane is not None
             self.plane.start()
 
+    def freeze_plane(self) -> None:
+        """Its connections stay open, and nobody answers."""
+        if self.redis is not None:
+            self.redis.stop()
+        else:
+            assert self.plane is not None
+            self.plane.freeze()
+
+    def thaw_plane(self) -> None:
+        if self.redis is not None:
+            self.redis.cont()
+        else:
+            assert self.plane is not None
+            self.plane.thaw()
+
     def over(self) -> None:
         """End everybody, the plane last."""
-        for member in reversed(self.members):
-            member.over()
+        try:
+            _each(Member.over, self.a, self.b)
+        finally:
+            if self.plane is not None:
+                self.plane.over()
 
     def by_id(self, replica_id: str) -> Member:
         return next(member for member in self.members if member.replica_id == replica_id)
@@ -235,6 +256,13 @@ async def until_async(done: Any, what: str, seconds: float = SECONDS) -> Any:
             return value
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
         await asyncio.sleep(0.02)
+
+
+def _each(work: Callable[[Member], None], *members: Member) -> None:
+    """At the same time; every one is over when this raises."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        for done in [pool.submit(work, member) for member in members]:
+            done.result()
 
 
 def _free_port() -> int:

@@ -71,6 +71,8 @@ async def test_a_restart_takes_over_from_itself(fresh: Cluster, sessions: Sessio
     await gate.reached(SECONDS)
     lost = (await turn.event("turn_admitted"))["turn_id"]
     cluster.a.kill()
+    with pytest.raises(ApiError):
+        await turn.result()
     cluster.a.start()
     began = time.monotonic()
     result = await session.prompt(cluster.a, POLITE)
@@ -171,17 +173,18 @@ async def test_questions_outlive_their_owner(fresh: Cluster, sessions: Sessions)
     assert (await session.prompt(cluster.b, POLITE))["ok"]
 
 
-async def test_a_plane_that_is_killed_and_comes_back_is_ridden_out(
-    patient: Cluster, sessions: Sessions, tmp_path: Path
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_a_plane_that_comes_back_is_ridden_out(
+    patient: Cluster, sessions: Sessions, tmp_path: Path, how: str
 ) -> None:
     """Case M8: away for less than a lease; the turn goes on, ends and is whole."""
     session, cluster = sessions(), patient
     gate = Gate(tmp_path / "gate")
     turn = session.dispatch(cluster.a, gated(gate))
     await gate.reached(SECONDS)
-    cluster.kill_plane()
-    await asyncio.sleep(2 * BEAT)
-    cluster.restart_plane()
+    (cluster.kill_plane if how == "killed" else cluster.freeze_plane)()
+    await asyncio.sleep(4 * BEAT)
+    (cluster.restart_plane if how == "killed" else cluster.thaw_plane)()
     gate.open()
     result = await turn.result()
     assert (result["outcome"], result["text"]) == ("completed", "one two"), cluster.said()

@@ -44,7 +44,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def ask(two: Neighbours, method: str, path: str, by: str = "a", **more: Any) -> tuple[int, Any, Any]:
     async with two.clients[by].request(method, path, **more) as answer:
         body = await answer.read()
-        return answer.status, orjson.loads(body) if body[:1] == b"{" else body, answer.headers
+        whole = answer.content_type in ("application/json", "application/problem+json")
+        return answer.status, orjson.loads(body) if whole else body, answer.headers
 
 
 async def test_a_session_that_nobody_holds_is_answered_here(two: Neighbours) -> None:
@@ -453,6 +454,13 @@ class TestGateway:
         await gate.stop("r1")
         status, problem, _ = await ask(gate, "POST", TURNS, json=PROMPT)
         assert (status, problem["code"]) == (503, "plane_unavailable")
+
+    async def test_what_a_runner_sends_to_a_plane_is_not_run_there(self, gate: Neighbours) -> None:
+        for method, path in (("POST", TURNS), ("DELETE", S1)):
+            status, problem, _ = await ask(gate, method, path, headers={upstream.FORWARDED: "r1"})
+            assert (status, problem["code"], problem["retryable"]) == (409, "owned_elsewhere", True)
+        assert gate.sessions["a"].calls == []
+        assert (await ask(gate, "GET", S1, headers={upstream.FORWARDED: "r1"}))[0] == 200
 
     async def test_a_runner_that_is_full_is_passed_over(self, gate: Neighbours) -> None:
         full, other = await gate.add("r1"), await gate.add("r2")

@@ -12,6 +12,7 @@ import pytest
 from runner.errors import RunnerError
 from tests.session.bed import CALLER, Bed, types
 from tests.session.fake_agent import FakeAgent
+from tests.session.gates import Gate
 from tests.session.reading import assert_ordered
 from tests.session.several import LEASE_SECONDS, Several
 
@@ -205,6 +206,7 @@ async def test_a_cold_chain_expires_once_whoever_sweeps(several: Several) -> Non
     agent.exit(3)
     await asyncio.sleep(1)
     row = await several.store.interaction("p", question)
+    assert row is not None
     soon = dataclasses.replace(row, expires_at=two.replica.services.clock.now_ms() + 5000)
     await several.store.append([], [soon])
     await asyncio.sleep(30)
@@ -239,3 +241,24 @@ async def test_an_answer_that_died_with_its_replica_case_f2(several: Several, se
     assert (await two.sessions.sessions(CALLER, 5, None))["items"][0]["state"] == "awaiting_approval"
     await goes_on(two, asyncio.create_task(two.answer(question, decision="deny")))
     await assert_over(several, ["paused", "lost", "completed"])
+
+
+async def test_a_claim_of_a_dead_replica_is_shown_again_by_the_sweep_case_f2(several: Several) -> None:
+    """It died between the claim and its turn: nobody has to know the question's id to find it."""
+    one, two = await several.replica("a"), await several.replica("b")
+    agent, [question] = await paused(one)
+    agent.exit(3)
+    await asyncio.sleep(1)
+    gate = several.store.gates["admit"] = Gate()
+    answering = asyncio.create_task(one.answer(question, decision="allow"))
+    await gate.reached.wait()
+    answering.cancel()
+    await several.kill("a")
+    del several.store.gates["admit"]
+    assert (await two.sessions.interactions(CALLER, None, "pending"))["items"] == []
+    await asyncio.sleep(25)
+    [item] = (await two.sessions.interactions(CALLER, None, "pending"))["items"]
+    assert (item["interaction_id"], "runner stopped" in item["last_error"]) == (question, True)
+    assert (await two.sessions.view(CALLER, "s"))["open_interactions"] == [question]
+    await goes_on(two, asyncio.create_task(two.answer(question, decision="deny")))
+    await assert_over(several, ["paused", "completed"])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.interactions import desk
+from runner.rules import interaction
 from runner.session.chain import CONTINUE
 from tests.session.asking import check, paused
 from tests.session.bed import CALLER, Bed, types
@@ -136,15 +138,21 @@ async def test_other_arguments_are_another_question_case_f9(bed: Bed, change: di
     assert view["state"] == "awaiting_approval"
     [fresh] = view["open_interactions"]
     assert fresh != question
-    reply = asyncio.gather(answering, return_exceptions=True)
+    told = (await questions_of(bed))[question]
+    if "kind" in change:
+        assert told["status"] == "answered", "another tool: the first call may still come"
+    else:
+        assert (told["status"], told["reason"]) == ("expired", "The agent asked again with other arguments.")
+        with pytest.raises(RunnerError) as caught:
+            await answering
+        assert (caught.value.code, caught.value.message) == ("interaction_closed", told["reason"])
     await bed.answer(fresh, decision="deny")
     agent.answer(frame)
     await check(bed, ["paused", "paused", "completed"])
     told = (await questions_of(bed))[question]
     assert (told["status"], told["answer"]["decision"]) == ("expired", "allow")
     assert told["reason"]
-    [outcome] = await reply
-    assert isinstance(outcome, RunnerError) or outcome.status == 202
+    await asyncio.gather(answering, return_exceptions=True)
     await bed.close()
 
 
@@ -241,6 +249,8 @@ async def test_a_start_that_fails_gives_the_answer_back_case_f2(bed: Bed) -> Non
     events = await bed.history()
     assert [e["data"]["outcome"] for e in events if e["type"] == "done"] == ["paused", "paused"]
     assert "prompt_ended" not in types(events)
+    returned = {"kind": "answer_returned", "interaction_id": question, "message": "No room on this machine."}
+    assert returned in [event["data"] for event in events if event["type"] == "notice"]
     bed.provider.start_error = None
     answering = asyncio.create_task(bed.answer(question, decision="deny"))
     agent, frame = await next_agent(bed)
@@ -338,8 +348,6 @@ async def test_a_claim_that_nobody_carries_lapses_case_f2(bed: Bed) -> None:
     bed, _, [question] = await cold(bed)
     row = await bed.store.interaction("p", question)
     now_ms = bed.replica.services.clock.now_ms()
-    from runner.interactions import desk
-
     claimed = desk.answered(row, {"decision": "deny"}, now_ms)
     assert await bed.store.answer_interaction(claimed, "pending")
     with pytest.raises(RunnerError) as caught:
@@ -366,6 +374,23 @@ async def test_a_drain_during_a_cold_start_leaves_the_question_open(bed: Bed) ->
     agent.answer(frame)
     await check(again, ["paused", "paused", "completed"])
     await again.close()
+
+
+async def test_an_answer_that_no_agent_asked_for_comes_back_with_the_next_loss_case_f2(bed: Bed) -> None:
+    """Nothing but it would be open, and nobody would see it."""
+    bed, _, [one, two] = await cold_pair(bed)
+    answering = asyncio.create_task(bed.answer(two, decision="deny"))
+    agent, _ = await next_agent(bed)
+    agent.ask(8, "t8", rawInput={"command": "0"})
+    assert (await answering).status == 202
+    agent.exit(3)
+    await asyncio.sleep(1)
+    assert (await bed.sessions.view(CALLER, "s"))["open_interactions"] == [one, two]
+    told = await questions_of(bed)
+    assert [(told[name]["status"], "answer" in told[name]) for name in (one, two)] == [("pending", False)] * 2
+    assert "asked for" in told[two]["last_error"]
+    await bed.cancel(wait_seconds=5)
+    await check(bed, ["paused", "paused", "cancelled"])
 
 
 # Stop, kill, DELETE and a new prompt need no agent.
@@ -585,33 +610,40 @@ async def test_a_chain_of_a_restarted_runner_expires_too(bed: Bed) -> None:
     await bed.close()
 
 
-async def test_what_is_due_is_refused_to_a_live_agent_and_the_chain_goes_on() -> None:
-    """A question of seven days that a new agent asked again: deny-like, never ``cancelled`` (cases F7, F8)."""
-    bed = await Bed.make(settings={"pool": {"approval_seconds": 2 * WEEK}})
+@pytest.fixture
+def five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions that live five minutes, less than a seat."""
+    monkeypatch.setattr(interaction, "EXPIRY_MS", 300_000)
+
+
+@pytest.mark.usefixtures("five_minutes")
+async def test_what_is_due_is_refused_to_a_live_agent_and_the_chain_goes_on(bed: Bed) -> None:
+    """Deny-like, never ``cancelled``, and nobody is told that a user denied it (cases F7, F8)."""
     _, agent, frame, [question] = await paused(bed, 1)
-    await asyncio.sleep(WEEK + 61)
+    await asyncio.sleep(361)
     assert (await agent.answered(0))["result"]["outcome"] == {"outcome": "selected", "optionId": "no"}
     agent.answer(frame)
     await check(bed, ["paused", "completed"])
     told = (await questions_of(bed))[question]
-    assert (told["status"], told["reason"]) == ("expired", "Nobody answered in time.")
-    await bed.close()
+    assert (told["status"], told["reason"], "answer" in told) == ("expired", "Nobody answered in time.", False)
 
 
-async def test_what_is_due_is_refused_while_its_turn_runs() -> None:
-    bed = await Bed.make(settings={"turn": {"idle_seconds": None, "tool_call_seconds": None}})
-    handle = await bed.dispatch(keep_on_disconnect=True, limits={"idle_seconds": None, "tool_call_seconds": None})
+@pytest.mark.usefixtures("five_minutes")
+async def test_what_is_due_is_refused_while_its_turn_runs(bed: Bed) -> None:
+    handle = await bed.dispatch(keep_on_disconnect=True)
     agent = await bed.agent()
     frame = await agent.prompt()
     agent.update(sessionUpdate="tool_call", toolCallId="other", title="long", status="in_progress")
     agent.ask(1, "t1", [{"optionId": "go", "kind": "allow_once"}])
-    await asyncio.sleep(WEEK + 61)
+    agent.elicit("form")
+    await asyncio.sleep(361)
     assert (await agent.answered(1))["error"]["code"] == -32000, "without a reject option it is an error"
+    assert (await agent.answered("form"))["result"] == {"action": "decline"}
     agent.say("so be it")
     agent.answer(frame)
     assert (await handle.result())["outcome"] == "completed"
     await check(bed, ["completed"])
-    await bed.close()
+    assert {item["status"] for item in (await questions_of(bed)).values()} == {"expired"}
 
 
 async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed: Bed) -> None:
@@ -633,3 +665,19 @@ async def test_a_question_that_no_chain_waits_for_is_closed_by_the_next_turn(bed
     assert "int_late" in closed
     assert (await questions_of(again))["int_late"]["status"] == "expired"
     await again.close()
+
+
+@pytest.mark.parametrize("what", ["stop", "kill"])
+async def test_a_command_that_cannot_end_a_cold_chain_says_so(bed: Bed, what: str) -> None:
+    """Nobody can admit the turn that would end it: the question stays open, and the outcome is no "nothing ran"."""
+    bed, _, [question] = await cold(bed)
+    plane: Any = bed.replica.plane
+    plane.down = True
+    call = bed.cancel(wait_seconds=30) if what == "stop" else bed.sessions.kill(CALLER, "s")
+    assert (await call).body["outcome"] == "failed"
+    assert (await bed.sessions.view(CALLER, "s"))["open_interactions"] == [question]
+    plane.down = False
+    await asyncio.sleep(1)
+    again = bed.cancel(wait_seconds=30) if what == "stop" else bed.sessions.kill(CALLER, "s")
+    assert (await again).body["outcome"] == "stopped"
+    await check(bed, ["paused", "cancelled"])

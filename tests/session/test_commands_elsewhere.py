@@ -177,6 +177,24 @@ async def test_a_turn_elsewhere_that_started_after_the_request_arrived_case_b6(s
     assert (await handle.result())["outcome"] == "completed"
 
 
+async def test_a_slow_plane_makes_no_stop_come_too_early(several: Several) -> None:
+    """The turn started just before the Stop; the plane's answer is long on its way."""
+    a, b = await two(several)
+    handle, agent, frame = await running(a)
+
+    async def look(*key: str) -> Any:
+        holder = await several.plane.look(*key)
+        await asyncio.sleep(2)
+        return holder
+
+    several.sides["b"].look = look  # type: ignore[attr-defined]
+    reply = await b.cancel()
+    assert (reply.status, reply.body["turn_id"]) == (202, handle.turn_id)
+    await agent.heard("session/cancel")
+    agent.answer(frame, "cancelled")
+    assert (await handle.result())["outcome"] == "cancelled"
+
+
 async def test_a_paused_turn_elsewhere_can_be_named(several: Several) -> None:
     a, b = await two(several)
     handle, agent, frame = await running(a)
@@ -206,7 +224,7 @@ async def test_a_stop_reaches_a_turn_that_its_owner_has_not_admitted_yet_case_a1
     assert (await handle.result())["outcome"] == "cancelled"
     await asyncio.sleep(1)
     [row] = rows(several)
-    assert (row.turn_id, row.outcome) == (None, "stopped")
+    assert (row.turn_id, row.outcome) == (handle.turn_id, "stopped")
 
 
 async def test_a_stop_of_a_parked_session_elsewhere_is_not_running(several: Several) -> None:
@@ -254,6 +272,42 @@ async def test_a_stop_of_a_turn_whose_owner_is_provably_gone_is_lost(several: Se
     events = await b.history()
     assert [event["data"]["outcome"] for event in events if event["type"] == "done"] == ["lost"]
     assert [(row.state, row.outcome) for row in rows(several)] == [("obsolete", "lost")]
+    assert (await b.turn())["ok"] is True
+
+
+@pytest.mark.parametrize("kind", ["cancel", "kill"])
+async def test_a_paused_turn_whose_owner_is_gone_is_stopped_by_another_replica(several: Several, kind: str) -> None:
+    a, b = await two(several)
+    handle, agent, _ = await running(a)
+    agent.ask(1, "t1")
+    assert (await handle.result())["outcome"] == "paused"
+    await several.kill("a")
+    await asyncio.sleep(3)
+    reply = await (b.cancel(wait_seconds=10) if kind == "cancel" else b.sessions.kill(CALLER, "s"))
+    assert (reply.status, reply.body["outcome"]) == (200, "stopped")
+    [row] = rows(several)
+    assert (row.turn_id, row.state, row.outcome) == (handle.turn_id, "applied", "stopped")
+    assert b.provider.sandboxes == [], "nobody is started in order to be stopped"
+    done = [event["data"]["outcome"] for event in await b.history() if event["type"] == "done"]
+    assert done == ["paused", "cancelled"]
+    assert {row.status for row in await several.store.interactions("p", "s")} == {"cancelled"}
+    assert (await b.turn())["ok"] is True
+
+
+async def test_a_stop_that_was_written_for_a_paused_turn_is_applied_by_whoever_sweeps(several: Several) -> None:
+    """Its owner died between the row and the Stop."""
+    a, b = await two(several)
+    handle, agent, _ = await running(a)
+    agent.ask(1, "t1")
+    assert (await handle.result())["outcome"] == "paused"
+    at = a.replica.services.clock.now_ms()
+    await several.store.submit_command(CommandRow("p", "s", "cmd_1", "cancel", "pending", handle.turn_id, at))
+    await several.kill("a")
+    await asyncio.sleep(30)
+    [row] = rows(several)
+    assert (row.claimed_by, row.state, row.outcome) == ("b", "applied", "stopped")
+    done = [event["data"]["outcome"] for event in await b.history() if event["type"] == "done"]
+    assert done == ["paused", "cancelled"]
     assert (await b.turn())["ok"] is True
 
 

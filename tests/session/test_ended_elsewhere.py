@@ -1,4 +1,4 @@
-"""A turn that another replica ended first: its own replica says what the store says, and keeps nothing of it."""
+"""A turn that another replica ended first says what the store says; one that may not be ended yet keeps its lease."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from runner.session.reconcile import close_session
 from tests.session.bed import Bed
+from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
 
@@ -35,3 +36,20 @@ async def test_the_first_ending_counts_everywhere(bed: Bed, stopped: bool) -> No
         await asyncio.sleep(1)
         command = await bed.store.command("p", command_id)
         assert (command.state, command.outcome) == ("obsolete", "lost")
+
+
+async def test_the_lease_is_kept_until_the_ending_is_durable() -> None:
+    several = Several()
+    bed = await several.replica("a")
+    handle = await bed.dispatch(keep_on_disconnect=True)
+    agent = await bed.agent()
+    several.store.failing["end"] = 1000
+    await agent.finish()
+    assert (await handle.result())["outcome"] == "completed"
+    await asyncio.sleep(LEASE_SECONDS + 5)
+    assert several.plane.lease("p", "s").running == handle.turn_id, "renewed: nobody else may end it as lost"
+    several.store.failing.clear()
+    await asyncio.sleep(3)
+    assert (await bed.store.turn("p", "s", handle.turn_id)).outcome == "completed"
+    assert several.plane.lease("p", "s").running is None
+    await several.close()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.session.owners import Elsewhere
 from tests.session.bed import CALLER, Bed, types
 from tests.session.reading import cursor
 from tests.session.several import LEASE_SECONDS, Several
@@ -29,6 +30,13 @@ async def running(bed: Bed, prompt: str = "hello", agents: int = 1, **fields: An
     return handle, agent, await agent.prompt()
 
 
+def dismissed(bed: Bed) -> None:
+    """Its warm seat is gone, and so its lease."""
+    live = bed.pool.live(("p", "s"))
+    assert live is not None
+    bed.pool.dismiss(live, "test")
+
+
 def outcomes(events: list[dict[str, Any]]) -> list[str]:
     return [event["data"]["outcome"] for event in events if event["type"] == "done"]
 
@@ -47,7 +55,7 @@ async def test_two_sends_at_two_replicas_admit_exactly_one_case_b2(several: Seve
     one, two = await several.replica("a"), await several.replica("b")
     handles = await asyncio.gather(one.dispatch(prompt="x"), two.dispatch(prompt="y"))
     refused = [handle for handle in handles if handle.refused is not None]
-    assert [handle.refused.code for handle in refused] == ["session_turn_in_use"]
+    assert [handle.refused and handle.refused.code for handle in refused] == ["session_turn_in_use"]
     winner = one if handles[0].refused is None else two
     loser = two if winner is one else one
     agent = await winner.agent()
@@ -63,7 +71,7 @@ async def test_a_session_moves_on_when_nobody_holds_it(several: Several) -> None
     first = await one.dispatch(prompt="x")
     await (await one.agent()).finish()
     await first.result()
-    one.pool.dismiss(one.pool.live(("p", "s")), "test")
+    dismissed(one)
     await asyncio.sleep(1)
     assert (await two.turn())["ok"]
     events = await two.history()
@@ -146,7 +154,7 @@ async def test_the_same_prompt_at_two_replicas_runs_once_case_b5(several: Severa
     first = await one.dispatch(prompt="x", prompt_id="same", keep_on_disconnect=False)
     await (await one.agent()).finish()
     result = await first.result()
-    one.pool.dismiss(one.pool.live(("p", "s")), "test")
+    dismissed(one)
     await asyncio.sleep(1)
     again = await two.dispatch(prompt="x", prompt_id="same")
     assert await again.result() == result
@@ -161,7 +169,7 @@ async def test_a_prompt_that_ran_elsewhere_between_look_up_and_beat_is_attached_
     first = await one.dispatch(prompt="x", prompt_id="same")
     await (await one.agent()).finish()
     result = await first.result()
-    one.pool.dismiss(one.pool.live(("p", "s")), "test")
+    dismissed(one)
     await asyncio.sleep(1)
     several.sides["b"].open.set()
     assert await (await late).result() == result
@@ -230,3 +238,76 @@ async def test_a_stale_replica_is_told_by_the_store(several: Several) -> None:
     assert types(await two.history()).count("done") == 1
     assert one.sessions._runs == {}
     assert [row.record.turn_id for _, row in await several.store.quarantined("p", 10)][:1] == [turn.turn_id]
+
+
+async def test_a_lost_turn_whose_ending_failed_once_is_ended_by_the_next_try_case_m3(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    await running(one)
+    await several.kill("a")
+    several.store.failing["end"] = 1
+    await asyncio.sleep(10)
+    assert several.store.failing["end"] == 0, "it was tried"
+    assert outcomes(await two.history()) == ["lost"]
+    assert (await two.turn())["ok"] is True
+
+
+async def test_a_single_replica_rides_an_outage_out(several: Several) -> None:
+    """Nobody else could take the session: its turn goes on without a lease, and is fenced again afterwards."""
+    one = await several.replica("a")
+    handle, agent, frame = await running(one)
+    await asyncio.sleep(3)
+    several.sides["a"].open.clear()
+    await asyncio.sleep(5 * LEASE_SECONDS)
+    several.sides["a"].open.set()
+    await asyncio.sleep(10)
+    agent.say("ok")
+    agent.answer(frame)
+    assert (await handle.result())["outcome"] == "completed"
+    assert outcomes(await one.history()) == ["completed"]
+
+
+async def test_with_rivals_a_lapsed_lease_ends_its_turn(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    handle, agent, _ = await running(one)
+    await asyncio.sleep(3)
+    several.sides["a"].open.clear()
+    await asyncio.sleep(LEASE_SECONDS + 1)
+    await agent.heard("session/cancel")
+    assert (await two.turn(prompt="mine now"))["ok"]
+    several.sides["a"].open.set()
+    assert (await handle.result())["outcome"] in ("failed", "lost")
+    assert outcomes(await two.history()) == ["lost", "completed"]
+
+
+async def test_one_prompt_at_two_replicas_at_once_is_never_said_not_to_be_sent_case_b5(several: Several) -> None:
+    """Who loses says that another replica has it, so that the client asks again; then it is attached to."""
+    one, two = await several.replica("a"), await several.replica("b")
+    sent = [bed.dispatch(prompt="x", prompt_id="same", keep_on_disconnect=True) for bed in (one, two)]
+    handles: list[Any] = await asyncio.gather(*sent, return_exceptions=True)
+    [lost] = [handle for handle in handles if isinstance(handle, RunnerError)]
+    assert (lost.code, lost.retryable) == ("owned_elsewhere", True)
+    winner = one if handles[1] is lost else two
+    await (await winner.agent()).finish()
+    loser = two if winner is one else one
+    result = await next(handle for handle in handles if handle is not lost).result()
+    again = await loser.dispatch(prompt="x", prompt_id="same")
+    assert await again.result() == result
+
+
+async def test_an_owner_is_found_where_it_was_last_while_the_plane_is_away(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    _, agent, frame = await running(one)
+    owners = two.replica.services.owners
+    await asyncio.sleep(2)
+    plane: Any = several.sides["b"]
+
+    async def away(*_: Any) -> Any:
+        raise RunnerError("plane_unavailable", "away")
+
+    plane.look = plane.replicas = away
+    assert await owners.elsewhere("p", "s") == Elsewhere("a", "http://a")
+    assert not await owners.reachable()
+    assert (await two.sessions.ready())["leases"] is False
+    assert await owners.elsewhere("p", "other") is None
+    agent.say("ok")
+    agent.answer(frame)

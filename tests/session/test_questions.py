@@ -153,7 +153,8 @@ async def test_an_old_answer_leaves_the_session_that_parked_again_alone_case_f1(
 async def test_two_verdicts_at_once_have_one_winner_case_f12(bed: Bed) -> None:
     _, agent, frame, [question] = await paused(bed)
     calls = [bed.answer(question, decision="allow"), bed.answer(question, decision="deny")]
-    won, lost = sorted(await asyncio.gather(*calls, return_exceptions=True), key=lambda r: isinstance(r, Exception))
+    both: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+    won, lost = sorted(both, key=lambda reply: isinstance(reply, Exception))
     assert (won.status, won.body["answer"]["decision"]) == (200, "allow")
     assert isinstance(lost, RunnerError)
     assert (lost.code, lost.extra["recorded_decision"]) == ("interaction_conflict", "allow")
@@ -352,7 +353,7 @@ async def test_an_answer_and_a_new_prompt_at_once_p3(bed: Bed, order: str, cold:
     else:
         agent.answer(frame, "cancelled")
         await agent.finish(2)
-    outcomes = await running
+    outcomes: list[Any] = await running
     answer, handle = outcomes if order == "answer first" else list(reversed(outcomes))
     if isinstance(answer, RunnerError):
         assert answer.code in ("interaction_closed", "session_turn_in_use")
@@ -364,3 +365,27 @@ async def test_an_answer_and_a_new_prompt_at_once_p3(bed: Bed, order: str, cold:
         assert handle.refused.code == "session_turn_in_use"
     await check(bed, ["paused", "completed"])
     assert types(await bed.history()).count("interaction_closed") == 1
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "answered", "stopped"])
+async def test_a_card_is_gone_at_once_while_its_turn_goes_on_case_f11(bed: Bed, how: str) -> None:
+    """The list of open questions does not wait for the turn's ending."""
+    _, agent, frame = await asking(bed)
+    agent.update(sessionUpdate="tool_call", toolCallId="other", title="long", status="in_progress")
+    await asyncio.sleep(1)
+    [item] = await items(bed, "pending")
+    if how == "withdrawn":
+        agent.send({"method": "$/cancel_request", "params": {"requestId": 0}})
+    elif how == "answered":
+        await bed.answer(item["interaction_id"], decision="allow")
+    else:
+        await bed.cancel()
+    await asyncio.sleep(0.05)
+    assert await bed.state() == ("stopping" if how == "stopped" else "running")
+    assert await items(bed, "pending") == []
+    assert (await bed.sessions.interactions(CALLER, None, "pending"))["items"] == []
+    [closed] = await items(bed)
+    assert closed["status"] == ("consumed" if how == "answered" else "cancelled")
+    agent.say("ok")
+    agent.answer(frame, "cancelled" if how == "stopped" else "end_turn")
+    await check(bed, ["cancelled" if how == "stopped" else "completed"])

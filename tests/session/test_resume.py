@@ -170,7 +170,7 @@ async def test_a_bad_load_does_not_loop_case_i6(loading: Bed) -> None:
         assert (result["ok"], result["start"]) == (True, "cold")
         assert len(agent.all("session/load")) == (1 if agents < 4 else 0)
     reasons = [data["reason"] for data in notices(await loading.history()) if data["kind"] == "context_lost"]
-    assert reasons == ["refused", "refused", "failed_before", "failed_before"]
+    assert reasons == ["resume_failed", "resume_failed", "failed_before", "failed_before"]
 
 
 async def test_a_first_turn_that_nobody_kept_says_nothing_about_the_harness_case_i6(loading: Bed) -> None:
@@ -387,3 +387,20 @@ async def test_a_cold_chain_is_resumed_and_its_answer_survives_a_silent_agent_ca
     assert [row.status for row in rows] == ["consumed"]
     starts = [event["data"]["start"] for event in await loading.history() if event["type"] == "environment"]
     assert starts[-1] == ("cold" if silent else "resumed")
+
+
+@pytest.mark.parametrize("when", ["idle", "running"])
+async def test_a_killed_session_starts_cold(loading: Bed, when: str) -> None:
+    """Kill is for an agent that went wrong: nobody goes on with what it had become (DESIGN 3.7)."""
+    await first_turn(loading)
+    handle = await loading.dispatch(keep_on_disconnect=True) if when == "running" else None
+    if handle is not None:
+        await loading.provider.sandboxes[0].agent.prompt(2)
+    await loading.sessions.kill(CALLER, "s")
+    assert handle is None or (await handle.result())["outcome"] == "cancelled"
+    row = await loading.store.session("p", "s")
+    assert row is not None
+    assert row.agent_state["agent"] is None
+    result, agent = await next_turn(loading)
+    assert (result["start"], result["reason"], result["context_lost"]) == ("cold", "kill", True)
+    assert agent.all("session/load") == []

@@ -48,6 +48,7 @@ STOPPED: Final = ("cancelled",) * 8 + (
     "deaf",
     "until_killed",
     "exit",
+    "exit",
     "slow",
     "twice",
 )
@@ -202,7 +203,7 @@ class SimAgent:
                     number, _ = self._replies.popitem()
                     self.send({"method": "$/cancel_request", "params": {"requestId": number}})
             case "shut":
-                if self._chance.often(0.15):
+                if self._chance.often(0.35):
                     # It no longer reads: from now on a write to it fails.
                     self.transport.stdin_closed = True
             case "work" | "long_work":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from typing import Any, Final
@@ -150,7 +149,7 @@ def _check_stops(world: World) -> None:
     cancelled = {turn.turn_id for turn in turns if turn.outcome == Outcome.CANCELLED}
     cancelled |= {name for turn in turns if turn.turn_id in cancelled for name in _chain(turn, turns)}
     for stop in world.ledger.stopped:
-        if stop.replied_at is None:
+        if stop.replied_at is None or stop.session_id in world.ledger.deleted:
             continue
         frozen = sum(max(0.0, min(end, stop.replied_at) - max(start, stop.at)) for start, end in world.frozen)
         if stop.replied_at - stop.at > STOP_SECONDS + frozen:
@@ -174,15 +173,8 @@ def _check_replicas(world: World) -> None:
             raise Violation(f"{node.replica_id} has seats {seats}, sandboxes {set(node.provider.alive)}")
         if sessions._runs:
             raise Violation(f"{node.replica_id} still runs {list(sessions._runs)}")
-        for plane in world.planes[-1:]:
-            for (_, session_id), lease in plane._leases.items():
-                if lease.at(node_now()).running is not None:
-                    raise Violation(f"{lease.running} still holds {session_id}")
-
-
-def node_now() -> float:
-    """The time of the run."""
-    return asyncio.get_running_loop().time()
+    for session_id in world.planes[-1].running():
+        raise Violation(f"a turn still holds {session_id}")
 
 
 def _check_story(moves: list[Told]) -> None:

@@ -106,6 +106,10 @@ class WatchedPlane(MemoryLeasePlane):
         self._store = store
         self._over: set[tuple[str, str]] = set()
 
+    def running(self) -> list[str]:
+        """Sessions with a turn that runs, as the plane knows; a lease that nobody renews runs out."""
+        return [session_id for project, session_id in self._leases if self.lease(project, session_id).running]
+
     async def has_ended(self, project: str, session_id: str, turn_id: str) -> bool:
         turn = await self._store.turn(project, session_id, turn_id)
         return turn is not None and turn.outcome is not None
@@ -146,7 +150,7 @@ class Road:
     """How one replica reaches the outside.
 
     ``down``: every call fails at once; ``hanging``: none is answered; ``lossy``: this share of calls is done but its
-    answer gets lost.
+    answer gets lost; ``forgetful``: this share of notes.
     """
 
     def __init__(self, chance: Chance, context: Context) -> None:
@@ -155,7 +159,7 @@ class Road:
         self.down = False
         self.hanging = False
         self.hung: list[asyncio.Future[None]] = []
-        self.lossy = 0.0
+        self.lossy = self.forgetful = 0.0
         self.long = 0.02
 
     async def there(self, code: str) -> None:
@@ -216,7 +220,13 @@ class Far:
 
 
 class FarPlane(Far):
-    """Notes reach their replica as callbacks of its own."""
+    """Notes reach their replica as callbacks of its own, if they do: they only save time."""
+
+    async def push(self, replica_id: str, note: Any) -> bool:
+        await self._road.there(self._code)
+        if self._road.chance.often(self._road.forgetful):
+            return False
+        return bool(await self._core.push(replica_id, note))
 
     async def listen(self, replica_id: str, on_note: Callable[[Any], None]) -> None:
         loop, context = asyncio.get_running_loop(), self._road.context.copy()

@@ -134,7 +134,7 @@ class SimProvider:
         return Paths(Path("/w"), Path("/h"), Path("/t"))
 
     async def start(self, spec: SandboxSpec) -> SimSandbox:
-        await self._chance.wait(0.05 * self.hazard)
+        await self._chance.wait(0.1 * self.hazard)
         if self.mischief(0.03):
             raise RunnerError("sandbox_start_failed", "No.")
         agent = SimAgent(self._node, self._chance, self._node.world.next_pid())
@@ -173,6 +173,7 @@ class Node:
         loop, world = asyncio.get_running_loop(), self.world
         self.fallen: asyncio.Future[None] = loop.create_future()
         self.store_road, self.plane_road = Road(world.chance, self.context), Road(world.chance, self.context)
+        self.plane_road.forgetful = 0.4 * world.hazard
         self.provider = SimProvider(self, world.chance)
         store: Any = Far(world.store, self.store_road, "store_unavailable", returns=False)
         plane: Any = FarPlane(world.plane_for_boot(), self.plane_road, "plane_unavailable", returns=True)

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from runner.assembly import Replica
 from runner.errors import RunnerError
-from runner.session.port import Caller, ReaderEnded
+from runner.session.port import Caller, ReaderCut, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest
+from tests.simulation import trouble
 from tests.simulation.chance import Chance
 from tests.simulation.doubles import LEASE_SECONDS, WatchedPlane, WatchedStore
 from tests.simulation.ledger import Dispatched, Ledger, Stopped
@@ -25,12 +26,14 @@ STEPS: Final = (
     *("answer",) * 4,
     *("rest",) * 3,
     "kill",
+    "race",
+    "delete",
     "leave",
     "look",
 )
 RETRYABLE: Final = ("refused", "error:plane_unavailable", "error:owned_elsewhere")
 """For example the lease of a replica that is gone, but not provably."""
-TROUBLE: Final = ("crash", "freeze", "freeze", "store", "plane", "plane", "lossy", "drain", "slow")
+TROUBLE: Final = (*trouble.KINDS, "struck")
 PAUSES: Final = (0.0, 0.0, 0.005, 0.05, 0.15, 0.3, 1.0, 2.5)
 RESTS: Final = (4.0, 4.0, 11.0, 25.0, 65.0)
 
@@ -60,7 +63,7 @@ class World:
         self.clients: list[asyncio.Task[None]] = []
         self._pid = 1000
         self._prompts = 0
-        self._repairs: list[asyncio.Task[None]] = []
+        self.trouble = trouble.Trouble(chance)
 
     # -- what the replicas are given ---------------------------------------------------------------------------------
 
@@ -98,14 +101,21 @@ class World:
             case "retry":
                 self._retry()
             case "stop":
-                self._client(self.stop(session_id, "cancel", self._expected(session_id)))
+                for _ in range(self.chance.pick((1, 1, 1, 2))):
+                    self._client(self.stop(session_id, "cancel", self._expected(session_id)))
                 if self.chance.often(0.2):
                     await asyncio.sleep(self.chance.pick((0.0, 0.02, 0.4, 2.03, 2.1)))
                     self._client(self.stop(session_id, "kill", None))
             case "kill":
                 self._client(self.stop(session_id, "kill", None))
+            case "race":
+                await self._race(session_id)
             case "answer":
                 self._client(self.answer(session_id))
+            case "delete":
+                if self.chance.often(0.3):
+                    self.ledger.deleted.add(session_id)
+                    self._client(self.stop(session_id, "delete", None))
             case "leave":
                 if self.clients:
                     self.chance.pick(self.clients).cancel()
@@ -113,8 +123,10 @@ class World:
                 self._client(self.look(session_id))
             case "rest":
                 await asyncio.sleep(self.chance.pick(RESTS))
+            case "struck":
+                await self._struck(session_id)
             case _:
-                self._trouble(kind, self.chance.pick(self.nodes))
+                self.trouble.strike(kind, self.chance.pick(self.nodes))
         await asyncio.sleep(self.chance.pick(PAUSES))
 
     def _client(self, work: Coroutine[Any, Any, None]) -> None:
@@ -182,8 +194,8 @@ class World:
         """A client that sends a prompt and reads its stream, or leaves early."""
         text = f"[{row.token}] do it"
         fields = {"prompt": text, "prompt_id": row.prompt_id, "keep_on_disconnect": self.chance.often(0.3)}
-        if self.chance.often(0.1):
-            fields["limits"] = {"total_seconds": self.chance.pick((1, 3, 30))}
+        if self.chance.often(0.2):
+            fields["limits"] = {"total_seconds": self.chance.pick((1, 1, 3, 30))}
         if self.chance.often(0.06):
             fields["env"] = {"A": row.token}
         request = DispatchRequest.model_validate(fields)
@@ -209,7 +221,7 @@ class World:
                 return
             while True:
                 await reader.next(3600)
-        except ReaderEnded:
+        except (ReaderEnded, ReaderCut):
             return
         finally:
             reader.close()
@@ -243,6 +255,12 @@ class World:
         for question in view["open_interactions"][: self.chance.pick((1, 2))]:
             decision = AnswerRequest.model_validate({"decision": self.chance.pick(("allow", "allow", "deny"))})
             self._client(self._answered(session_id, question, decision))
+            if self.chance.often(0.2):
+                await asyncio.sleep(self.chance.pick((0.0, 0.002, 0.01, 0.1)))
+                self._client(self.stop(session_id, self.chance.pick(("cancel", "kill")), None))
+            elif self.troubled and self.chance.often(0.15):
+                await asyncio.sleep(self.chance.pick((0.0, 0.002, 0.01, 0.1)))
+                self.trouble.strike("crash", self.chance.pick(self.nodes))
 
     async def _answered(self, session_id: str, question: str, decision: AnswerRequest) -> None:
         try:
@@ -258,59 +276,28 @@ class World:
         except (RunnerError, Fallen):
             return
 
-    # -- trouble -----------------------------------------------------------------------------------------------------
+    async def _race(self, session_id: str) -> None:
+        """A turn that two people stop at the same time, each in their own way."""
+        self._dispatch(session_id)
+        await asyncio.sleep(self.chance.pick((0.05, 0.3, 0.6)))
+        for kind in self.chance.pick((("cancel", "kill"), ("kill", "cancel"))):
+            self._client(self.stop(session_id, kind, None))
+            await asyncio.sleep(self.chance.pick((0.0, 0.0, 0.02)))
 
-    def _trouble(self, kind: str, node: Node) -> None:
-        if not node.up or node.frozen or node.leaving:
-            return
-        match kind:
-            case "crash":
-                node.crash()
-                self._repair(self.chance.pick((0.1, 3.0, 40.0)), node.start)
-            case "drain":
-                node.leaving = True
-                self._repair(0.0, lambda: self._again(node))
-            case "freeze":
-                node.freeze()
-                self._repair(self.chance.pick((1.0, 6.0, 24.0, 45.0, 75.0)), _now(node.thaw))
-            case "store" | "plane":
-                road = node.store_road if kind == "store" else node.plane_road
-                name = self.chance.pick(("down", "hanging")) if kind == "plane" else "down"
-                setattr(road, name, True)
-                self._repair(self.chance.pick((0.5, 4.0, 25.0)), _now(road.heal))
-            case "lossy":
-                node.plane_road.lossy = 0.3
-                self._repair(10.0, _now(lambda: setattr(node.plane_road, "lossy", 0.0)))
-            case "slow":
-                node.plane_road.long = node.store_road.long = 0.3
-                self._repair(15.0, _now(lambda: self._fast(node)))
-
-    @staticmethod
-    def _fast(node: Node) -> None:
-        node.plane_road.long = node.store_road.long = 0.02
-
-    async def _again(self, node: Node) -> None:
-        try:
-            await node.drain()
-        except Fallen:
-            return
-        await node.start()
-
-    def _repair(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        async def later() -> None:
-            await asyncio.sleep(seconds)
-            await work()
-
-        self._repairs.append(asyncio.create_task(later(), name="repair"))
+    async def _struck(self, session_id: str) -> None:
+        """A Stop, and whoever may have taken it stands still or dies."""
+        self._dispatch(session_id)
+        await asyncio.sleep(self.chance.pick((0.05, 0.3, 0.6)))
+        self._client(self.stop(session_id, "cancel", None))
+        await asyncio.sleep(self.chance.pick((0.002, 0.01, 0.05)))
+        self.trouble.strike(self.chance.pick(("crash", "freeze", "freeze")), self.chance.pick(self.nodes))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     async def calm(self) -> None:
         """Trouble ends, agents behave; everything that is under way comes to its end."""
         self.hazard, self.troubled, self.calmed = 0.0, False, True
-        while self._repairs:
-            repairs, self._repairs = self._repairs, []
-            await asyncio.gather(*repairs)
+        await self.trouble.mended()
         for node in self.nodes:
             if not node.up:
                 await node.start()
@@ -318,7 +305,8 @@ class World:
         await self._settle([task for task in self.clients if not task.done()])
         for _ in range(int(PATIENCE / 5)):
             await asyncio.sleep(5)
-            if not await self.store.open_turns() and not await self.store.open_commands():
+            unfinished = await self.store.open_turns() or await self.store.open_commands()
+            if not unfinished and not self.planes[-1].running():
                 break
         await asyncio.sleep(6)
 
@@ -367,10 +355,3 @@ class World:
         for node in self.nodes:
             await node.drain()
             assert node.provider.alive == {}, f"{node.replica_id} left {list(node.provider.alive)}"
-
-
-def _now(work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
-    async def done() -> None:
-        work()
-
-    return done

@@ -165,6 +165,16 @@ async def test_an_ending_settles_its_commands_with_it(store: Store):
     ]
 
 
+async def test_an_ending_names_the_turn_that_a_command_without_one_came_to_mean(store: Store):
+    await store.admit(admission())
+    await store.submit_command(command("c1", turn_id=None))
+    await store.submit_command(command("c2", turn_id="t0", kind="kill"))
+    done = [command(name, state="applied", outcome="stopped", finished_at=2000) for name in ("c1", "c2")]
+    assert await store.end(ending(turn(), "cancelled", commands=done))
+    found = [await store.command(PROJECT, name) for name in ("c1", "c2")]
+    assert [row.turn_id for row in found if row is not None] == ["t1", "t0"]
+
+
 async def test_an_ending_that_lost_settles_nothing(store: Store):
     await store.admit(admission())
     await store.submit_command(command("c1"))

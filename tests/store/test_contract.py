@@ -280,12 +280,13 @@ async def test_a_project_sees_nothing_of_another_case_j5(store: Store):
     assert await store.interaction("p2", "i1") is None
     assert not await store.answer_interaction(question(status="answered", project="p2"), "pending")
     assert not await store.end(ending(turn(project="p2"), session=session(at=2000, project="p2")))
-    await store.save_session(session(project="p2", ended_at=1))
-    await store.delete_session_content("p2", "s")
     twin = Admission(
         session(project="p2"), turn(project="p2"), prompt(project="p2"), (), [record(1, project="p2", data=b"2")]
     )
     assert await store.admit(twin)
+    await store.save_session(session(project="p2", ended_at=1))
+    await store.delete_session_content("p2", "s")
+    assert await store.records("p2", "s", None, 10) == []
     assert await store.records(PROJECT, "s", None, 10) == [record(1)]
     assert await store.interactions(PROJECT) == [question()]
 

@@ -182,3 +182,16 @@ async def test_a_record_that_is_refused_keeps_no_turn_from_ending_case_g8(store:
     assert await store.turn(PROJECT, "s", "t1") == ended(turn())
     assert await store.records(PROJECT, "s", None, 10) == [record(1), record(2), record(3)]
     assert [(row.record, row.reason) for _, row in await store.quarantined(PROJECT, 10)] == [(bad, "refused")]
+
+
+async def test_a_session_that_has_ended_admits_nothing(store: Store):
+    """DESIGN 3.7: whoever did not hear of the end, for the lease plane was away."""
+    await store.admit(admission())
+    await store.end(ending(turn()))
+    await store.save_session(session(ended_at=3000))
+    assert await store.admit(admission("t2", 2, records=[record(1, 2)])) is False
+    assert await store.turn(PROJECT, "s", "t2") is None
+    assert await store.records(PROJECT, "s", None, 10) == []
+    await store.delete_session_content(PROJECT, "s")
+    assert await store.admit(admission("t2", 2)) is False
+    assert await store.admit(Admission(session("other"), turn("t2", in_session="other"))) is True

@@ -3,7 +3,8 @@ INSERT INTO turns (project, session_id, turn_id, epoch, replica_id, prompt_id, s
                    stop_reason, ended_at, result)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
 WHERE NOT EXISTS (SELECT 1 FROM turns WHERE project = ?1 AND session_id = ?2 AND epoch > ?4)
-  AND NOT EXISTS (SELECT 1 FROM sessions WHERE project = ?1 AND session_id = ?2 AND head_epoch > ?4)
+  AND NOT EXISTS (SELECT 1 FROM sessions WHERE project = ?1 AND session_id = ?2
+                  AND (head_epoch > ?4 OR ended_at IS NOT NULL))
 ON CONFLICT DO NOTHING;
 
 -- name: end_turn
@@ -81,7 +82,7 @@ WHERE project = ?1 AND command_id = ?2
   AND (state IN ('pending', 'claimed') OR (?6 AND state = 'applied' AND finished_at IS NULL));
 
 -- name: end_command
-UPDATE commands SET state = ?3, outcome = ?4, finished_at = ?5
+UPDATE commands SET state = ?3, outcome = ?4, finished_at = ?5, turn_id = COALESCE(turn_id, ?6)
 WHERE project = ?1 AND command_id = ?2 AND finished_at IS NULL;
 
 -- name: drop_commands
