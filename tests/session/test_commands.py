@@ -298,34 +298,6 @@ async def test_a_kill_takes_everything_that_is_on_its_way(bed: Bed) -> None:
     assert (bed.provider.sandboxes, [row.kind for row in await rows(bed)]) == ([], ["kill"])
 
 
-async def test_a_stop_of_several_dispatches_names_the_one_that_became_a_turn_case_a12(bed: Bed) -> None:
-    plane: Any = bed.replica.plane
-    beat, gates = plane.beat, {"one": Gate(), "two": Gate()}
-
-    async def held(sent: Any) -> Any:
-        if sent.phase == "running" and sent.turn_id in gates:
-            await gates[sent.turn_id].passes()
-            if sent.turn_id == "one":
-                raise RunnerError("plane_unavailable", "The plane is away.")
-        return await beat(sent)
-
-    plane.beat = held
-    dispatches = [
-        asyncio.create_task(bed.dispatch(prompt=name, turn_id=name, keep_on_disconnect=True)) for name in gates
-    ]
-    for gate in gates.values():
-        await gate.reached.wait()
-    stopping = asyncio.create_task(bed.cancel(wait_seconds=20))
-    await asyncio.sleep(0.1)
-    for gate in gates.values():
-        gate.open()
-    with pytest.raises(RunnerError):
-        await dispatches[0]
-    assert (await (await dispatches[1]).result())["outcome"] == "cancelled"
-    reply = await stopping
-    assert (reply.body["outcome"], reply.body["turn_id"]) == ("stopped", "two")
-
-
 async def test_a_stop_and_a_kill_are_told_apart_and_both_settled(bed: Bed) -> None:
     handle, _, _ = await running(bed)
     stop = await bed.cancel()
