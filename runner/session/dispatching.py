@@ -144,7 +144,10 @@ class Dispatching:
             queue.rules.mode = request.queue_mode
         if queue.free and (request.on_busy != "queue" or not queue.rules.paused):
             queue.admit_now(prompt)
-            run = session.starting[prompt.prompt_id]
+            run = session.starting.get(prompt.prompt_id)
+            if run is None:
+                # The session went to another replica since it was read, and with it what was registered here.
+                raise Overtaken
             handle = await self._handle(session, run, prompt, again=request.on_busy != "reject")
             if handle.refused is not None and request.prompt_id is not None and self._services.owners.shared:
                 await self._is_unknown(session, request.prompt_id)
