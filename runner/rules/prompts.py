@@ -303,6 +303,12 @@ class Prompts:
             self.stopping = False
         return [*effects, *self._rest()]
 
+    def forget_chain(self) -> None:
+        """The chain ended at another replica, which has told so; what is on its way here goes on."""
+        if self.chain is not None:
+            del self.tokens[self.chain]
+        self.paused, self.chain, self.giving_way = False, None, False
+
     # The shell.
 
     def begin_shell(self) -> list[Effect] | None:

@@ -256,11 +256,17 @@ class Queue:
         """A paused chain that an earlier process left in the store."""
         prompt_id = prompt.prompt_id if prompt is not None else None
         if self.rules.paused and self.rules.chain != prompt_id:
-            self.lost()
+            self.forget_chain()
         if prompt is not None:
             self.prompts[prompt.prompt_id] = prompt
         if not self.rules.paused:
             self.rules.adopt_chain(prompt_id)
+
+    def forget_chain(self) -> None:
+        """The paused chain ended at another replica."""
+        if self.rules.paused:
+            self.prompts.pop(self.rules.chain or "", None)
+            self.rules.forget_chain()
 
     def chain_ended(self, move: rules.Move) -> None:
         """The paused chain ended, and has told so."""
