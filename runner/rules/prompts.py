@@ -292,7 +292,7 @@ class Prompts:
 
     def resume_chain(self) -> None:
         """A turn goes on with the chain: its prompt owns it, nothing is claimed."""
-        self.activity, self.owner = Activity.TURN, self.chain
+        self.activity, self.batch, self.owner = Activity.TURN, NO_BATCH, self.chain
         self.paused, self.chain, self.giving_way = False, None, False
 
     def chain_ended(self, move: Move) -> list[Effect]:

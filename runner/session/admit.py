@@ -32,6 +32,8 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     answer = await _first_beat(turn)
     busy = services.pool.busy(session.key) or session.current is not None
     gone = turn.resumes is not None and session.paused is not turn.resumes
+    # A turn that another one overtook on its way has nothing to send any more.
+    gone = gone or (turn.resumes is None and session.queue.run is not run)
     verdict = admission.first_answer(admitted=answer.admitted, locally_busy=busy, chain_gone=gone)
     if verdict is admission.Verdict.REFUSED:
         if answer.admitted:
@@ -168,6 +170,6 @@ def _accept(turn: TurnContext) -> None:
         prompt.stored = True
         session.remember(prompt)
     if turn.resumes is not None:
-        session.queue.rules.resume_chain()
+        session.queue.resume_chain()
     turn.times.admitted = turn.services.clock.monotonic()
     turn.journal.release()

@@ -268,6 +268,17 @@ class Queue:
             self.prompts.pop(self.rules.chain or "", None)
             self.rules.forget_chain()
 
+    def resume_chain(self) -> None:
+        """A turn that goes on with the chain was admitted; another one that is on its way to the session is too late.
+
+        What that one would have sent waits on where it is stored, and else was never here.
+        """
+        late = [prompt for prompt in self.batch if not prompt.stored]
+        self.run = None
+        self.rules.resume_chain()
+        for prompt in late:
+            self.forget(prompt)
+
     def chain_ended(self, move: rules.Move) -> None:
         """The paused chain ended, and has told so."""
         if self.rules.paused:

@@ -198,8 +198,8 @@ class TurnRun:
         except Exception as error:
             self._not_admitted(error)
             return
-        if not admitted and self._turn.resumes is None:
-            self._turn.session.queue.not_started()
+        if not admitted:
+            self._not_started()
         self.admitted.set_result(admitted)
         if not admitted:
             return
@@ -215,12 +215,16 @@ class TurnRun:
         self._pausing = end.outcome is Outcome.PAUSED
         self._over(end, result)
 
+    def _not_started(self) -> None:
+        queue = self._turn.session.queue
+        if queue.run is self:
+            queue.not_started()
+
     def _not_admitted(self, error: Exception) -> None:
         if not isinstance(error, (RunnerError, Overtaken)):
             log.error("turn %s could not be admitted", self.turn_id, exc_info=error)
             error = RunnerError("internal", "The runner failed before the turn was admitted.")
-        if self._turn.resumes is None:
-            self._turn.session.queue.not_started()
+        self._not_started()
         if not self.admitted.done():
             self.admitted.set_exception(error)
             self.admitted.exception()
