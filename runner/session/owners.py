@@ -77,6 +77,7 @@ class Owners:
         """Whether other replicas were there when the plane last told; a single one rides an outage out."""
         self._urls: dict[str, str | None] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
+        self._closings: set[asyncio.Task[bool]] = set()
 
     @property
     def shared(self) -> bool:
@@ -200,10 +201,17 @@ class Owners:
         """
         owner = await self.elsewhere(*key)
         turn = await self._store.turn(*key, turn_id) if owner is None and turn_id is not None else None
-        if turn is not None and (turn.outcome is not None or await self.close_lost(turn)):
+        if turn is not None and (turn.outcome is not None or await self._closed_behind(turn)):
             return
         text = "Another replica runs this prompt. Try again to attach to it."
         raise RunnerError("owned_elsewhere", text, owner=owner.replica_id if owner else None, retry_after=1)
+
+    async def _closed_behind(self, turn: TurnRow) -> bool:
+        """``close_lost`` for a request: a client that goes away leaves no lease behind."""
+        closing = asyncio.create_task(self.close_lost(turn), name=f"close {turn.turn_id}")
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
+        return await asyncio.shield(closing)
 
     async def close_lost(self, turn: TurnRow) -> bool:
         """End a turn whose replica is gone, under a lease of its own: nobody else writes the session meanwhile.
