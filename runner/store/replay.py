@@ -147,8 +147,8 @@ class Replay:
 
 
 def _known_refusal(error: RunnerError) -> None:
-    """Only what the store refused is worth another way; everything else is raised again."""
-    if error.code != "internal":
+    """Only what the store refused, or no request can carry, is worth another way; all else is raised again."""
+    if error.code not in ("internal", "too_large"):
         raise error
 
 
