@@ -182,6 +182,7 @@ class RedisLeasePlane:
             round(beat.started_at * MICRO),
             int(predecessor_ended),
             turn_ended,
+            beat.left or "",
         ]
         return await self._run(self._beat, keys, args)
 

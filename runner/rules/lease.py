@@ -26,6 +26,7 @@ class Heartbeat:
         seat_parked: on ``ended``: a warm seat remains, so ``owner`` is kept.
         advertise_url: where other replicas reach this one.
         epoch, started_at: on a renewal, what the turn was granted: a plane that lost its memory grants the same again.
+        left: the turn whose lease must have lapsed or ended for this beat to take a free session; None: no matter.
     """
 
     project: str
@@ -39,6 +40,7 @@ class Heartbeat:
     advertise_url: str | None = None
     epoch: int = 0
     started_at: float = 0.0
+    left: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class BeatAnswer:
     Attributes:
         admitted: the beat was granted (first beat: the turn may run).
         is_current_turn: the turn still holds the session; False on a later beat is a cancel, not a refusal.
-        owner: the replica that holds the session, None when nobody does.
+        owner: the replica that holds the session, None when nobody does (refused: nobody that the plane remembers).
         epoch: the turn's fencing number, 0 when not granted.
         lease_seconds: how long the grant lasts without another beat.
         commands: pending commands for this session.
@@ -111,6 +113,7 @@ class Move(StrEnum):
     REFUSE_RUNNING = "refuse_running"
     REFUSE_STALE = "refuse_stale"
     REFUSE_STRANGER = "refuse_stranger"
+    REFUSE_FORGOTTEN = "refuse_forgotten"
     SWAP = "swap"
     TAKE = "take"
     RENEW = "renew"
@@ -122,7 +125,14 @@ class Move(StrEnum):
 
 
 REFUSALS: Final = frozenset(
-    {Move.REFUSE_ENDED, Move.REFUSE_OWNED, Move.REFUSE_RUNNING, Move.REFUSE_STALE, Move.REFUSE_STRANGER}
+    {
+        Move.REFUSE_ENDED,
+        Move.REFUSE_OWNED,
+        Move.REFUSE_RUNNING,
+        Move.REFUSE_STALE,
+        Move.REFUSE_STRANGER,
+        Move.REFUSE_FORGOTTEN,
+    }
 )
 _RELEASING: Final[dict[Phase, Move]] = {"paused": Move.PAUSE, "parked": Move.PARK, "ended": Move.END}
 
@@ -166,7 +176,7 @@ def move(lease: SessionLease, beat: Heartbeat, *, predecessor_ended: bool = True
     if beat.predecessor is not None and lease.alive == beat.predecessor != turn and mine and predecessor_ended:
         return Move.SWAP
     if lease.alive is None:
-        return Move.TAKE
+        return Move.REFUSE_FORGOTTEN if _forgotten(lease, beat) else Move.TAKE
     if lease.alive == turn:
         return Move.RENEW
     return Move.REFUSE_RUNNING if lease.running is not None else Move.HAND_OVER
@@ -230,6 +240,11 @@ def _ended_move(lease: SessionLease, beat: Heartbeat) -> Move:
         return Move.PAUSE if beat.phase == "running" else _RELEASING[beat.phase]
     again = beat.phase in ("parked", "ended") or (beat.phase == "paused" and not lease.parked)
     return _RELEASING[beat.phase] if again else Move.REFUSE_ENDED
+
+
+def _forgotten(lease: SessionLease, beat: Heartbeat) -> bool:
+    """Whether a free session may still be held by the turn that has to be over: the plane saw neither lapse nor end."""
+    return beat.left is not None and lease.owner is None and beat.left not in (lease.last_turn, *lease.ended)
 
 
 def _stale(lease: SessionLease, beat: Heartbeat) -> bool:

@@ -67,6 +67,7 @@ async def post_heartbeat(request: web.Request) -> web.Response:
             advertise_url=body.advertise_url if mine else None,
             epoch=body.epoch,
             started_at=body.started_at,
+            left=body.left,
         )
     )
     told = asdict(answer)

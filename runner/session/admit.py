@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunnerError
@@ -11,10 +12,13 @@ from runner.rules import admission
 from runner.session.context import TurnContext
 from runner.session.outbox import Batch
 from runner.store.port import Admission
+from runner.store.replay import same_turn
 from runner.terms import EventType
 
 if TYPE_CHECKING:
     from runner.session.run import TurnRun
+
+log = logging.getLogger("runner.session")
 
 
 class Overtaken(Exception):
@@ -70,7 +74,11 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
         if left is not None and owners.shared and await owners.close_lost(left):
             await services.reload(turn.session)
             beat = turn.beat("running")
-        answer = await services.beats.first(beat)
+        if left is not None and owners.forgotten(left):
+            # Its replica may be alive, and has one lease time to say so.
+            answer = BeatAnswer(False, False, left.replica_id, 0, 0.0)
+        else:
+            answer = await services.beats.first(beat)
     except RunnerError:
         if not owners.shared or services.settings.leases.on_unreachable != "open":
             raise
@@ -131,7 +139,7 @@ async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
     admission = Admission(row, turn.turn_row(), turn.prompt_row(), list(earlier.questions.values()), records)
     stored = False
     try:
-        stored = await turn.services.store.admit(admission)
+        stored = await _stored(turn, admission)
     finally:
         if stored:
             outbox.give_back(Batch(prompts=earlier.prompts))
@@ -141,6 +149,18 @@ async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
             outbox.give_back(earlier)
             turn.journal.discard()
     return stored
+
+
+async def _stored(turn: TurnContext, admission: Admission) -> bool:
+    """Admitted by the store, at the second try where the first had no answer: it may have been written all the same."""
+    store, row = turn.services.store, admission.turn
+    try:
+        return await store.admit(admission)
+    except RunnerError as error:
+        if error.code != "store_unavailable":
+            raise
+        log.warning("whether turn %s was admitted is not known yet: %s", turn.turn_id, error.message)
+    return await store.admit(admission) or same_turn(await store.turn(row.project, row.session_id, row.turn_id), row)
 
 
 def _announce(turn: TurnContext) -> None:

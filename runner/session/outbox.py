@@ -10,6 +10,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.store.port import Appended, Ending, InteractionRow, PromptRow, RecordRow, Store
+from runner.store.replay import same_ending
 from runner.store.rows import REFUSED
 from runner.tasks import Tasks
 
@@ -35,6 +36,18 @@ class Batch:
         return Batch(
             [*self.records, *newer.records], {**self.questions, **newer.questions}, {**self.prompts, **newer.prompts}
         )
+
+
+async def end_again(store: Store, ending: Ending) -> bool:
+    """Whether the turn's one ending is this one; the try before may have been written although its answer was lost.
+
+    Raises:
+        RunnerError: ``store_unavailable``: it may have been written, try again.
+    """
+    if await store.end(ending):
+        return True
+    turn = ending.turn
+    return same_ending(await store.turn(turn.project, turn.session_id, turn.turn_id), turn)
 
 
 class Outbox:
@@ -176,11 +189,11 @@ class Outbox:
 
     async def _write_ending(self, ending: Ending) -> None:
         try:
-            written = await self._store.end(ending)
+            written = await end_again(self._store, ending)
         except RunnerError as error:
             if error.code != "internal":
                 raise
-            written = await self._store.end(replace(ending, records=()))
+            written = await end_again(self._store, replace(ending, records=()))
             if written:
                 await self._one_by_one(ending.records)
         if not written:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.leases.port import Heartbeat, LeasePlane, Note, ReplicaInfo
+from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane, Note, ReplicaInfo
 from runner.rules.pool import Key
 from runner.session.reconcile import close_session
 from runner.store.port import Store, TurnRow
@@ -71,12 +71,14 @@ class Owners:
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
         self._unheld: dict[tuple[str, str], float] = {}
+        self._forgotten: dict[tuple[str, str], tuple[str, float]] = {}
         self._swept = 0.0
         self._tries = count(1)
         self.rivals = False
         """Whether other replicas were there when the plane last told; a single one rides an outage out."""
         self._urls: dict[str, str | None] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
+        self._closings: set[asyncio.Task[bool]] = set()
 
     @property
     def shared(self) -> bool:
@@ -157,6 +159,7 @@ class Owners:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
+                await self._watch_forgotten()
                 for info in await self._announced():
                     if self._proven_dead(info):
                         await self.bury(info)
@@ -200,37 +203,56 @@ class Owners:
         """
         owner = await self.elsewhere(*key)
         turn = await self._store.turn(*key, turn_id) if owner is None and turn_id is not None else None
-        if turn is not None and (turn.outcome is not None or await self.close_lost(turn)):
+        if turn is not None and (turn.outcome is not None or await self._closed_behind(turn)):
             return
         text = "Another replica runs this prompt. Try again to attach to it."
         raise RunnerError("owned_elsewhere", text, owner=owner.replica_id if owner else None, retry_after=1)
 
-    async def close_lost(self, turn: TurnRow) -> bool:
+    async def _closed_behind(self, turn: TurnRow) -> bool:
+        """``close_lost`` for a request: a client that goes away leaves no lease behind."""
+        closing = asyncio.create_task(self.close_lost(turn), name=f"close {turn.turn_id}")
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)
+        return await asyncio.shield(closing)
+
+    def forgotten(self, turn: TurnRow) -> bool:
+        """Whether the plane forgot the lease of an open turn: its replica may be alive and has not renewed it yet."""
+        return (turn.project, turn.turn_id) in self._forgotten
+
+    async def close_lost(self, turn: TurnRow, *, gone: bool = False) -> bool:
         """End a turn whose replica is gone, under a lease of its own: nobody else writes the session meanwhile.
 
-        False when somebody has taken the session: whoever admits a turn there ends what came before.
+        False when somebody has taken the session: whoever admits a turn there ends what came before. False too when
+        the plane forgot the turn's lease (``forgotten``), until nobody renewed it for one lease time; ``gone``: the
+        replica is known to be gone, whatever the plane remembers.
         """
         key = (turn.project, turn.session_id)
         row = await self._store.session(*key)
         if row is None:
             log.error("session %s has no row", turn.session_id)
             return False
-        async with self.alone(key, max(row.head_epoch, turn.epoch), turn.turn_id) as epoch:
+        left = None if gone else turn
+        async with self.alone(key, max(row.head_epoch, turn.epoch), turn.turn_id, left) as epoch:
             if epoch is not None:
                 await close_session(self._store, self._clock, key, turn, epoch)
+                self._forgotten.pop((turn.project, turn.turn_id), None)
         return epoch is not None
 
     @asynccontextmanager
-    async def alone(self, key: Key, floor: int, what: str) -> AsyncIterator[int | None]:
+    async def alone(self, key: Key, floor: int, what: str, left: TurnRow | None = None) -> AsyncIterator[int | None]:
         """Keep everybody from a session in which no turn runs; the epoch of that, None when somebody has it.
+
+        ``left``: an open turn whose lease must be over; on a plane that forgot it, its silence for one lease time.
 
         Raises:
             RunnerError: ``plane_unavailable``.
         """
-        # A name of its own for each try: one that failed is a tombstone, and would be refused for good.
-        name = f"{CLOSING}{next(self._tries)}-{self.me.replica_id}-{what}"[:128]
-        beat = Heartbeat(*key, name, self.me.replica_id, epoch_floor=floor)
+        name = self._closing(what)
+        beat = Heartbeat(*key, name, self.me.replica_id, epoch_floor=floor, left=left.turn_id if left else None)
         answer = await self._ask(self._plane.beat(beat))
+        if left is not None and self._waited(left, answer):
+            beat = replace(beat, turn_id=self._closing(what), left=None)
+            answer = await self._ask(self._plane.beat(beat))
         if not answer.admitted:
             yield None
             return
@@ -239,12 +261,38 @@ class Owners:
         finally:
             await asyncio.shield(self._ask(self._plane.beat(replace(beat, phase="ended"))))
 
+    def _closing(self, what: str) -> str:
+        """A name of its own for each try: one that failed is a tombstone, and would be refused for good."""
+        return f"{CLOSING}{next(self._tries)}-{self.me.replica_id}-{what}"[:128]
+
+    def _waited(self, left: TurnRow, answer: BeatAnswer) -> bool:
+        """Whether a plane that forgot the lease of ``left`` has heard nothing of it for one lease time."""
+        turn = (left.project, left.turn_id)
+        if answer.admitted or answer.owner is not None:
+            self._forgotten.pop(turn, None)
+            return False
+        now = self._clock.monotonic()
+        _, since = self._forgotten.setdefault(turn, (left.session_id, now))
+        return now - since > answer.lease_seconds
+
+    async def _watch_forgotten(self) -> None:
+        """Drop what was renewed or has its ending; all of it when nobody could have renewed anything."""
+        try:
+            for (project, turn_id), (session_id, _) in list(self._forgotten.items()):
+                held = await self._ask(self._plane.look(project, session_id)) is not None
+                turn = None if held else await self._store.turn(project, session_id, turn_id)
+                if turn is None or turn.outcome is not None:
+                    self._forgotten.pop((project, turn_id), None)
+        except RunnerError:
+            self._forgotten.clear()
+            raise
+
     async def _close_each(self, turns: Iterable[TurnRow]) -> None:
         """End these turns; one that cannot be ended keeps none of the others from its ending, and is raised last."""
         failed: RunnerError | None = None
         for turn in turns:
             try:
-                await self.close_lost(turn)
+                await self.close_lost(turn, gone=True)
             except RunnerError as error:
                 if error.code in AWAY:
                     raise

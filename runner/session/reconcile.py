@@ -12,13 +12,14 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import outside_of, record_id
 from runner.interactions import desk
+from runner.rules import command as rules
 from runner.rules.interaction import UNCLAIMED, Cause
 from runner.rules.pool import Key
 from runner.rules.unfinished import READ, Unfinished, unfinished
 from runner.session.ending import Times, result_without_agent
 from runner.session.history import pages
-from runner.store.port import Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
-from runner.terms import EventType, InteractionStatus, Outcome, PromptState
+from runner.store.port import CommandRow, Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
+from runner.terms import CommandState, EventType, InteractionStatus, Outcome, PromptState
 from runner.wire.codec import to_json
 
 log = logging.getLogger("runner.session")
@@ -129,7 +130,19 @@ async def _save(store: Store, closing: _Closing, questions: list[InteractionRow]
     own = next((row for row in failed if row.prompt_id == turn.prompt_id), None)
     others = [row for row in failed if row.prompt_id != turn.prompt_id]
     ended = replace(turn, outcome=Outcome.LOST, ended_at=closing.at, result=result)
-    await store.end(Ending(head, ended, own, questions, records, others))
+    commands = [
+        _settled(row, closing.at)
+        for row in await store.open_commands((turn.project, turn.session_id))
+        if row.turn_id == turn.turn_id
+    ]
+    await store.end(Ending(head, ended, own, questions, records, others, commands))
+
+
+def _settled(command: CommandRow, at: int) -> CommandRow:
+    """A Stop of the lost turn; one that was shown as applied stays so."""
+    state, outcome = rules.settled(Outcome.LOST, None)
+    state = CommandState.APPLIED if command.state == CommandState.APPLIED else state
+    return replace(command, state=state.value, outcome=outcome.value, finished_at=at)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from runner.session.reconcile import newest, told
 from runner.session.session import LastTurn, Session
 from runner.store.port import PromptRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
-from runner.terms import EventType, PromptState
+from runner.terms import EventType, PromptState, StopReason
 from runner.turn.live import LiveSeat
 
 KEPT: Final = 2000
@@ -201,7 +201,11 @@ class Registry:
         session.unfinished = read.last if read.last is not None and read.last.outcome is None else None
         known = session.paused
         if known is not None and known.live is not None:
-            return
+            if read.last is None or read.last.turn_id == known.turn_id:
+                return
+            # The chain went on elsewhere, without this agent: it is never ended a second time.
+            live, known.live = known.live, None
+            self._pool.dismiss(live, StopReason.LEASE_LOST.value)
         found, session.stale = chain.taken(session, read.left)
         if found is not None and known is not None and known.turn_id == found.turn_id:
             known.questions, known.tools = found.questions, found.tools

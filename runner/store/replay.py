@@ -102,7 +102,7 @@ class Replay:
             written = await self._store.admit(replace(admission, records=()))
             if written:
                 _ = await self._one_by_one(admission.records)
-        return written or _same_turn(await self._stored(admission.turn), admission.turn)
+        return written or same_turn(await self._stored(admission.turn), admission.turn)
 
     async def _end(self, ending: Ending) -> Replayed:
         if await self._store.end(ending) or same_ending(await self._stored(ending.turn), ending.turn):
@@ -147,13 +147,13 @@ class Replay:
 
 
 def _known_refusal(error: RunnerError) -> None:
-    """Only what the store refused is worth another way; everything else is raised again."""
-    if error.code != "internal":
+    """Only what the store refused, or no request can carry, is worth another way; all else is raised again."""
+    if error.code not in ("internal", "too_large"):
         raise error
 
 
-def _same_turn(stored: TurnRow | None, mine: TurnRow) -> bool:
-    """An earlier try may have been written although its answer never came."""
+def same_turn(stored: TurnRow | None, mine: TurnRow) -> bool:
+    """Whether the turn that the store has is this one: an earlier try of its admission was written."""
     return stored is not None and (stored.epoch, stored.replica_id, stored.started_at) == (
         mine.epoch,
         mine.replica_id,

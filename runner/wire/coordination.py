@@ -30,7 +30,8 @@ Tokens = Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_lengt
 class HeartbeatRequest(Part):
     """A beat. Without ``epoch_floor`` the plane asks its own store.
 
-    ``epoch`` and ``started_at`` are what an earlier beat of the turn was granted.
+    ``epoch`` and ``started_at`` are what an earlier beat of the turn was granted. ``left`` is the turn whose lease must
+    have lapsed or ended for this beat to take a free session.
     """
 
     session_id: Id
@@ -43,6 +44,7 @@ class HeartbeatRequest(Part):
     epoch: Number = 0
     started_at: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     seat_parked: bool = False
+    left: Id | None = None
 
 
 class CommandBrief(TypedDict):

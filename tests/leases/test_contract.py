@@ -295,6 +295,19 @@ async def test_a_replica_is_known_for_three_leases_after_it_was_announced(planes
     assert (await planes.two.look("p", "s")) == Holder("r1", None, "t1", "t1", 1, 1_000.0, planes.clock.now)
 
 
+async def test_a_turn_that_the_plane_does_not_remember_is_not_taken_for_gone(planes: Planes):
+    """Case M8: an empty plane does not know whether the turn still runs; its owner's next beat says so."""
+    assert (await refused(planes.two, beat("t2", "r2", left="t1"))).owner is None
+    assert await held(planes) is None
+    await admitted(planes.one, beat("t1", epoch=3))
+    assert (await refused(planes.two, beat("t2", "r2", left="t1"))).owner == "r1"
+    planes.clock.now += LEASE
+    await refused(planes.two, beat("t2", "r2", left="t0"))
+    assert (await admitted(planes.two, beat("t2", "r2", left="t1"))).epoch == 4
+    await admitted(planes.two, beat("t2", "r2", "ended"))
+    assert (await admitted(planes.one, beat("t3", left="t1"))).epoch == 5
+
+
 async def test_a_named_lease_has_one_holder_until_it_runs_out(planes: Planes):
     """Case M9: what a dead holder took is free again after a short time."""
     if not planes.names:

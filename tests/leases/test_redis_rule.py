@@ -46,6 +46,7 @@ STEPS = st.builds(
         seat_parked=st.booleans(),
         epoch=st.just(0) | st.integers(0, 8),
         started_at=st.sampled_from([0.0, 1.5, 900.0]),
+        left=st.none() | TURNS,
     ),
     st.booleans(),
     st.booleans(),
@@ -149,6 +150,7 @@ STORIES: dict[Move, list[dict[str, Any]]] = {
     Move.REFUSE_RUNNING: [{}, {"turn_id": "t2"}],
     Move.REFUSE_STALE: [{"epoch_floor": 5}, {"turn_id": "t2", "epoch": 3}],
     Move.REFUSE_STRANGER: [{}, {"turn_id": "t2", "phase": "parked"}],
+    Move.REFUSE_FORGOTTEN: [{}, {"phase": "ended"}, {"turn_id": "t2", "left": "t0"}],
 }
 
 

@@ -327,7 +327,8 @@ async def test_a_row_that_the_store_refuses_holds_nothing_up(replica: Replica):
     assert aside == ["rec_twin", "rec_twin2"]
 
 
-async def test_what_no_store_can_take_is_kept_aside(replica: Replica, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("code", ["internal", "too_large"])
+async def test_what_no_store_can_take_is_kept_aside(replica: Replica, monkeypatch: pytest.MonkeyPatch, code: str):
     store, remote = replica.store, replica.remote
     await store.admit(admission())
     remote.unavailable = True
@@ -336,7 +337,7 @@ async def test_what_no_store_can_take_is_kept_aside(replica: Replica, monkeypatc
     await store.append([record(2)])
 
     async def refuses(row: Any) -> None:
-        raise RunnerError("internal", "the store refused a row")
+        raise RunnerError(code, "the store refused a row")
 
     monkeypatch.setattr(remote, "save_session", refuses)
     remote.unavailable = False

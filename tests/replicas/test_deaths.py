@@ -195,6 +195,54 @@ async def test_a_plane_that_comes_back_is_ridden_out(
     await session.check()
 
 
+async def test_a_plane_that_forgot_everything_gives_no_running_turn_away(
+    patient: Cluster, sessions: Sessions, tmp_path: Path
+) -> None:
+    """Case M8: killed and back empty, and the other replica is asked before the owner beats again."""
+    session, cluster = sessions(), patient
+    gate = Gate(tmp_path / "gate")
+    turn = session.dispatch(cluster.a, gated(gate))
+    await gate.reached(SECONDS)
+    cluster.a.freeze()
+    cluster.kill_plane()
+    cluster.restart_plane()
+    for _ in range(3):
+        refused = await session.prompt(cluster.b, POLITE)
+        assert (refused["error"] or {}).get("code") == "session_turn_in_use", refused
+    cluster.a.thaw()
+    gate.open()
+    result = await turn.result()
+    assert (result["outcome"], result["text"]) == ("completed", "one two"), cluster.said()
+    assert outcomes(await session.check()) == {result["turn_id"]: "completed"}
+    assert (await session.prompt(cluster.b, POLITE))["ok"]
+    await session.check()
+
+
+async def test_a_dead_owner_that_the_plane_forgot_is_taken_over(
+    fresh: Cluster, sessions: Sessions, tmp_path: Path
+) -> None:
+    """Cases M3 and M8: nobody can prove its death any more, so its silence for one lease time does."""
+    session, cluster = sessions(), fresh
+    gate = Gate(tmp_path / "gate")
+    turn = session.dispatch(cluster.a, gated(gate))
+    await gate.reached(SECONDS)
+    lost = (await turn.event("turn_admitted"))["turn_id"]
+    cluster.a.freeze()
+    cluster.kill_plane()
+    cluster.a.kill()
+    cluster.restart_plane()
+    with pytest.raises(ApiError):
+        await turn.result()
+
+    async def taken() -> Any:
+        result = await session.dispatch(cluster.b, POLITE).result()
+        return result if result["ok"] else None
+
+    result = await until_async(taken, "the survivor takes the session")
+    records = await session.check(*[door for door in cluster.doors if door is not cluster.a])
+    assert outcomes(records) == {lost: "lost", result["turn_id"]: "completed"}
+
+
 async def test_a_plane_that_is_away_for_longer_leaves_every_turn_one_ending(
     fresh: Cluster, sessions: Sessions, tmp_path: Path
 ) -> None:

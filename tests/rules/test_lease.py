@@ -261,6 +261,22 @@ def test_the_same_turn_from_another_replica_gets_a_new_epoch():
     assert (answer.admitted, answer.epoch) == (True, 2)
 
 
+def test_a_turn_is_only_taken_for_gone_by_a_plane_that_remembers_it():
+    for remembered in (
+        after(beat("t1")).at(20.0),
+        after(beat("t1"), beat("t1", phase="ended")),
+        release(after(beat("t1")), "r1"),
+        after(beat("x", "r2"), lease=after(beat("t1")), now=20.0).at(40.0),
+    ):
+        assert move(remembered, beat("t2", "r2", left="t1")) is Move.TAKE
+    for forgetful in (*FORGETFUL, after(beat("t0")).at(20.0)):
+        assert move(forgetful, beat("t2", "r2", left="t1")) is Move.REFUSE_FORGOTTEN
+        assert refused(forgetful, beat("t2", "r2", left="t1"), now=20.0).owner is None
+        assert move(forgetful, beat("t2", "r2")) is Move.TAKE
+    assert move(after(beat("t1")), beat("t2", "r2", left="t1")) is Move.REFUSE_OWNED
+    assert move(after(beat("t1")), beat("t2", left="t9")) is Move.REFUSE_RUNNING
+
+
 def test_a_lapsed_lease_can_still_be_ended():
     lease = after(beat("t1"))
     assert after(beat("t1", phase="ended"), lease=lease, now=50.0).ended == ("t1",)
@@ -295,6 +311,7 @@ BEATS = st.builds(
     seat_parked=st.booleans(),
     epoch=st.just(0) | st.integers(0, 8),
     started_at=st.sampled_from([0.0, 1.5]),
+    left=st.none() | TURNS,
 )
 
 
@@ -307,6 +324,7 @@ class LeaseStory(RuleBasedStateMachine):
         self.now = 0.0
         self.holder: tuple[str, str] | None = None
         self.granted = 0
+        self.seen: set[str | None] = set()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 19.0, 20.0, 90.0]))
     def time_passes(self, seconds: float) -> None:
@@ -326,6 +344,8 @@ class LeaseStory(RuleBasedStateMachine):
         assert before.owner in (None, one.replica_id), "a live owner is never overruled"
         assert answer.owner == lease.owner
         assert answer.is_current_turn == (lease.alive == one.turn_id)
+        if one.left is not None and before.owner is None and lease.running is not None:
+            assert one.left in self.seen, "a turn that the plane never saw is not taken for gone"
         if before.running is not None and lease.running not in (None, before.running):
             assert one.predecessor == before.running, "only a hand-off that names it replaces a running turn"
         if one.phase != "running":
@@ -335,6 +355,7 @@ class LeaseStory(RuleBasedStateMachine):
         if lease.running is not None:
             self._running(one, answer)
         self.lease = lease
+        self.seen |= {one.turn_id, one.predecessor}
 
     def _running(self, one: Heartbeat, answer: BeatAnswer) -> None:
         assert one.turn_id not in self.lease.ended, "a tombstoned turn never runs again"
@@ -354,7 +375,7 @@ class LeaseStory(RuleBasedStateMachine):
 
     @rule()
     def the_plane_forgets(self) -> None:
-        self.lease, self.holder, self.granted = FREE, None, 0
+        self.lease, self.holder, self.granted, self.seen = FREE, None, 0, set()
 
     @precondition(lambda self: self.lease.owner is not None)
     @rule()

@@ -60,13 +60,14 @@ class SlowStore(MemoryStore):
     """A ``MemoryStore`` whose calls suspend, as a database's do: once before and once behind the work.
 
     ``latency`` is how long each of the two takes, ``gates`` holds a call by its name, ``failing`` makes that many calls
-    of a name fail, ``broken`` makes them raise.
+    of a name fail, ``unanswered`` that many fail behind their work, ``broken`` makes them raise.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.gates: dict[str, Gate] = {}
         self.failing: Counter[str] = Counter()
+        self.unanswered: Counter[str] = Counter()
         self.broken: dict[str, Exception] = {}
         self.called: Counter[str] = Counter()
         self.inside = False
@@ -97,6 +98,9 @@ def _suspending(name: str) -> Callable[..., Awaitable[Any]]:
         finally:
             self.inside = False
         await asyncio.sleep(self.latency)
+        if self.unanswered[name] > 0:
+            self.unanswered[name] -= 1
+            raise RunnerError("store_unavailable", "The store gave no answer.")
         return answer
 
     return call

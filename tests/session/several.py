@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from runner.errors import RunnerError
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import ReplicaInfo
 from tests.session.bed import Bed
@@ -23,6 +24,7 @@ class PlaneSide:
         self._plane = plane
         self.open = asyncio.Event()
         self.open.set()
+        self.away = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plane, name)
@@ -30,6 +32,11 @@ class PlaneSide:
     async def beat(self, beat: Any) -> Any:
         await self.open.wait()
         return await self._plane.beat(beat)
+
+    async def look(self, project: str, session_id: str) -> Any:
+        if self.away:
+            raise RunnerError("plane_unavailable", "scripted")
+        return await self._plane.look(project, session_id)
 
     async def close(self) -> None:
         return None

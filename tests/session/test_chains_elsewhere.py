@@ -262,3 +262,30 @@ async def test_a_claim_of_a_dead_replica_is_shown_again_by_the_sweep_case_f2(sev
     assert (await two.sessions.view(CALLER, "s"))["open_interactions"] == [question]
     await goes_on(two, asyncio.create_task(two.answer(question, decision="deny")))
     await assert_over(several, ["paused", "completed"])
+
+
+@pytest.mark.parametrize("how", ["stop", "prompt"])
+async def test_a_warm_chain_that_ended_elsewhere_is_not_ended_again(several: Several, how: str) -> None:
+    """The plane is away for the other replica, so it asks nobody; the one with the agent hears of it later."""
+    one, two = await several.replica("a"), await several.replica("b")
+    await paused(one)
+    side = several.sides["b"]
+
+    async def away(*args: Any) -> Any:
+        raise RunnerError("plane_unavailable", "The plane is away.")
+
+    side.open.clear()
+    side.look = side.push = side.replicas = away  # type: ignore[attr-defined]
+    if how == "stop":
+        assert (await two.cancel(wait_seconds=20)).body["outcome"] == "stopped"
+    else:
+        assert (await two.turn(prompt="two"))["ok"]
+    del side.look, side.push, side.replicas
+    side.open.set()
+    await asyncio.sleep(10)
+    assert (await one.dispatch(prompt="three")).refused is not None, "the store knows of a newer turn"
+    assert (await one.turn(prompt="three", agents=2))["ok"]
+    assert len(one.provider.alive) == 1, "the agent of that chain is gone"
+    await asyncio.sleep(1)
+    ends = ["cancelled"] if how == "stop" else ["completed"]
+    await assert_over(several, ["paused", *ends, "completed"])

@@ -283,7 +283,7 @@ async def test_a_resume_that_is_not_admitted_gives_the_answer_back_case_f2(bed: 
     bed, _, [question] = await cold(bed)
     plane: Any = bed.replica.plane
     plane.down = missing == "plane"
-    bed.store.failing["admit"] = int(missing == "store")
+    bed.store.failing["admit"] = 2 * int(missing == "store")
     with pytest.raises(RunnerError) as caught:
         await bed.answer(question, decision="allow")
     assert caught.value.code == f"{missing}_unavailable"

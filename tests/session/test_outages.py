@@ -233,3 +233,27 @@ async def test_the_sweep_survives_any_failure_of_the_plane(several: Several) -> 
     await asyncio.sleep(6)
     assert await several.plane.take_lease("sweep", "b", 1) is False, "it sweeps again"
     assert a.replica.services.tasks.names.count("sessions:sweep") == 1
+
+
+async def test_a_client_that_goes_away_while_a_lost_turn_is_ended_leaves_no_lease(several: Several) -> None:
+    a, b = await several.replica("a"), await several.replica("b")
+    handle, _, _ = await running(a)
+    await several.kill("a", proven=False)
+    await several.plane.release_replica("a")
+    gate = Gate()
+
+    async def beat(asked: Any) -> Any:
+        answer = await several.plane.beat(asked)
+        await gate.passes()
+        return answer
+
+    several.sides["b"].beat = beat  # type: ignore[method-assign, assignment]
+    client = asyncio.create_task(b.dispatch(prompt_id=handle.prompt_id))
+    await gate.reached.wait()
+    client.cancel()
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.sleep(1)
+    assert several.plane.lease("p", "s").alive is None
+    assert await stored(several, handle) == "lost"
+    assert (await b.turn(prompt="go on"))["ok"]

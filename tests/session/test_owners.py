@@ -311,3 +311,65 @@ async def test_an_owner_is_found_where_it_was_last_while_the_plane_is_away(sever
     assert await owners.elsewhere("p", "other") is None
     agent.say("ok")
     agent.answer(frame)
+
+
+def forget(several: Several) -> None:
+    """The plane comes back empty, as a Redis that was killed does."""
+    several.plane._leases.clear()
+    several.plane._replicas.clear()
+
+
+async def test_a_plane_that_forgot_everything_gives_no_running_turn_away_case_m8(several: Several) -> None:
+    """Twice, minutes apart: what was waited for after the first time does not count after the second."""
+    one, two = await several.replica("a"), await several.replica("b")
+    handle, agent, frame = await running(one)
+    # A running tool call: no limit ends the turn meanwhile.
+    agent.update(sessionUpdate="tool_call", toolCallId="t", title="t", status="in_progress")
+    for _ in range(2):
+        await asyncio.sleep(302)
+        forget(several)
+        refused = await two.dispatch(prompt="mine")
+        assert refused.refused is not None
+        assert refused.refused.code == "session_turn_in_use"
+        assert several.plane.lease("p", "s").owner is None, "a refusal changes nothing"
+    await asyncio.sleep(10)
+    assert several.plane.lease("p", "s").alive == handle.turn_id
+    assert two.replica.services.owners._forgotten == {}
+    agent.say("ok")
+    agent.answer(frame)
+    assert (await handle.result())["outcome"] == "completed"
+    assert outcomes(await two.history()) == ["completed"]
+    assert two.provider.sandboxes == []
+
+
+async def test_a_dead_owner_that_the_plane_forgot_is_taken_over_after_one_lease_time_case_m3(several: Several) -> None:
+    one, two = await several.replica("a"), await several.replica("b")
+    await running(one)
+    await several.kill("a", proven=False)
+    forget(several)
+    for _ in range(2):
+        early = await two.dispatch(prompt="too early")
+        assert early.refused is not None
+        await asyncio.sleep(LEASE_SECONDS / 2 + 0.1)
+    assert (await two.turn(prompt="go on"))["ok"]
+    assert two.replica.services.owners._forgotten == {}
+    events = await two.history()
+    assert outcomes(events) == ["lost", "completed"]
+    assert_ordered(events)
+
+
+async def test_silence_while_nobody_could_renew_says_nothing(several: Several) -> None:
+    """The plane forgets, then is away for longer than a lease, then is back: its owner has a lease time again."""
+    one, two = await several.replica("a"), await several.replica("b")
+    await running(one)
+    await several.kill("a", proven=False)
+    forget(several)
+    turn = (await several.store.open_turns())[0]
+    owners = two.replica.services.owners
+    assert not await owners.close_lost(turn)
+    assert owners.forgotten(turn)
+    several.sides["b"].away = True
+    await asyncio.sleep(LEASE_SECONDS + 5)
+    several.sides["b"].away = False
+    assert not await owners.close_lost(turn), "not yet"
+    assert await owners.close_lost(turn, gone=True)

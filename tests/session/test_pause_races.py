@@ -99,7 +99,7 @@ async def test_a_permission_that_is_asked_while_the_chain_resumes(bed: Bed, fail
     agent.say("meanwhile ")
     await asyncio.sleep(1)
     if fails:
-        bed.store.failing["admit"] = 1
+        bed.store.failing["admit"] = 2
     gate.open()
     if fails:
         with pytest.raises(RunnerError):
@@ -127,7 +127,7 @@ async def test_a_seat_that_is_lost_while_a_turn_is_admitted(bed: Bed, how: str, 
     one, agent, _, [question] = await paused(bed, prompt_id="one")
     gate = bed.store.gates["admit"] = Gate()
     if who == "refused":
-        bed.store.failing["admit"] = 1
+        bed.store.failing["admit"] = 2
     if how == "expire":
         await asyncio.sleep(599)
     coming = asyncio.create_task(

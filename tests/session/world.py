@@ -259,7 +259,7 @@ class World:
             case 3:
                 self.store.failing["append"] += one
             case 4:
-                self.store.failing["admit"] += 1
+                self.store.failing["admit"] += 2
             case 5:
                 provider.start_error = (
                     RunnerError("sandbox_start_failed", "no") if provider.start_error is None else None

@@ -3,7 +3,7 @@
 local now, lease_us, keep_ms = clock(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local turn, replica, phase, predecessor = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local epoch_floor, seat_parked, epoch, started_at = tonumber(ARGV[8]), ARGV[9] == '1', tonumber(ARGV[10]), tonumber(ARGV[11])
-local predecessor_ended, turn_ended = ARGV[12] == '1', ARGV[13]
+local predecessor_ended, turn_ended, left = ARGV[12] == '1', ARGV[13], ARGV[14]
 
 local lease = read(KEYS[1])
 expire(lease, now)
@@ -39,6 +39,10 @@ local function comes_back()
     return epoch > 0 or stands(turn)
 end
 
+local function forgotten()
+    return left ~= '' and lease.owner == '' and lease.last_turn ~= left and not is_buried(lease.ended, left)
+end
+
 local function move()
     local standing = stands(turn)
     local given_up = (phase == 'paused' or phase == 'parked') and predecessor ~= '' and stands(predecessor)
@@ -65,7 +69,7 @@ local function move()
         return 'swap'
     end
     if lease.alive == '' then
-        return 'take'
+        return forgotten() and 'refuse_forgotten' or 'take'
     end
     if lease.alive == turn then
         return 'renew'
