@@ -290,6 +290,13 @@ class Prompts:
         self.paused, self.chain, self.busy = True, prompt_id, True
         self.giving_way = self.activity is Activity.STARTING
 
+    def drop_chain(self) -> None:
+        """The chain went on elsewhere, where its ending is told; what waits here waits on."""
+        if self.chain is not None:
+            self.tokens.pop(self.chain, None)
+        self.paused, self.chain, self.giving_way = False, None, False
+        self.busy = bool(self.tokens) or self.activity is not Activity.IDLE
+
     def resume_chain(self) -> None:
         """A turn goes on with the chain: its prompt owns it, nothing is claimed."""
         self.activity, self.owner = Activity.TURN, self.chain
