@@ -290,6 +290,13 @@ class Prompts:
         self.paused, self.chain, self.busy = True, prompt_id, True
         self.giving_way = self.activity is Activity.STARTING
 
+    def drop_chain(self) -> None:
+        """The chain went on elsewhere, where its ending is told; what waits here waits on."""
+        if self.chain is not None:
+            self.tokens.pop(self.chain, None)
+        self.paused, self.chain, self.giving_way = False, None, False
+        self.busy = bool(self.tokens) or self.activity is not Activity.IDLE
+
     def resume_chain(self) -> None:
         """A turn goes on with the chain: its prompt owns it, nothing is claimed."""
         self.activity, self.batch, self.owner = Activity.TURN, NO_BATCH, self.chain
@@ -302,12 +309,6 @@ class Prompts:
         if self.activity is Activity.IDLE:
             self.stopping = False
         return [*effects, *self._rest()]
-
-    def forget_chain(self) -> None:
-        """The chain ended at another replica, which has told so; what is on its way here goes on."""
-        if self.chain is not None:
-            del self.tokens[self.chain]
-        self.paused, self.chain, self.giving_way = False, None, False
 
     # The shell.
 

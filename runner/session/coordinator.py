@@ -31,6 +31,8 @@ from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, Sh
 
 log = logging.getLogger("runner.session")
 ABORT_SECONDS: Final = 0.5
+REVIVE: Final = "revive"
+"""Kind of the note that sends a runner to look for a session's queued prompts."""
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 
@@ -94,15 +96,31 @@ class Coordinator:
         session.queue.stop_chain = partial(self.commands.stop_chain, session)
 
     async def revive(self) -> None:
-        """Start prompts that are queued in the store and that nobody runs: an earlier replica had them."""
+        """See that prompts are started that are queued in the store and that nobody runs: an earlier replica had them.
+
+        A plane has no seats: it tells a runner.
+        """
         for key in {(row.project, row.session_id) for row in await self._services.store.waiting_prompts()}:
             known = self._registry.known(key)
-            if known is not None and not known.queue.at_rest:
+            if known is not None and not known.queue.at_rest and self._has_seats:
                 known.queue.wake()
             elif await self._services.owners.elsewhere(*key) is None and not self.draining:
-                session = await self._registry.find(key)
-                if session is not None and session.ended_at is None:
-                    session.queue.wake()
+                await (self._start_queued(key) if self._has_seats else self._tell_a_runner(key))
+
+    @property
+    def _has_seats(self) -> bool:
+        return bool(self._services.provisioner.providers)
+
+    async def _start_queued(self, key: Key) -> None:
+        session = await self._registry.find(key)
+        if session is not None and session.ended_at is None and not self.draining:
+            session.queue.wake()
+
+    async def _tell_a_runner(self, key: Key) -> None:
+        owners, note = self._services.owners, {"kind": REVIVE, "project": key[0], "session_id": key[1]}
+        for runner in await owners.others():
+            if await owners.push(runner.replica_id, note):
+                return
 
     async def abort_prompt(self, caller: Caller, session_id: str, prompt_id: str) -> bool:
         """See ``session.port.Sessions.abort_prompt``."""
@@ -278,7 +296,11 @@ class Coordinator:
 
     def note(self, note: Note) -> None:
         """What another replica pushed; a kind that is not known here comes from a newer one."""
-        self.commands.note(note)
+        if note.get("kind") == REVIVE and self._has_seats:
+            key = (str(note["project"]), str(note["session_id"]))
+            self._services.tasks.spawn(f"queued prompts of {key[1]}", self._start_queued(key))
+        else:
+            self.commands.note(note)
 
     def stale(self, session: Session) -> None:
         """The store set records of the session aside: its turn here counts for nothing any more (DESIGN 3.9)."""

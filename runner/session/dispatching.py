@@ -140,6 +140,8 @@ class Dispatching:
         if effective is not session.effective or self._services.pool.live(session.key) is None:
             self._services.provisioner.check(effective, caller)
         queue = session.queue
+        if queue.prompts.get(prompt.prompt_id) is not prompt:
+            raise Overtaken
         if request.given("queue_mode"):
             queue.rules.mode = request.queue_mode
         if queue.free and (request.on_busy != "queue" or not queue.rules.paused):
@@ -156,7 +158,7 @@ class Dispatching:
             queue.wake()
             return self._refused(session, prompt)
         queue.check_room(self._services.settings.prompts.max_queued)
-        prompt.seq = queue.number()
+        prompt.seq, prompt.state = queue.number(), PromptState.QUEUED
         saving = self._queued(session, request, prompt, effective)
         return await asyncio.shield(self._services.tasks.spawn(f"queue {prompt.prompt_id}", saving))
 
@@ -166,11 +168,10 @@ class Dispatching:
         """Saved before it is acknowledged, whether or not its client stays (DESIGN 3.6).
 
         Raises:
-            RunnerError: ``store_unavailable``.
+            RunnerError: ``store_unavailable``; ``owned_elsewhere``: another replica took the session meanwhile.
         """
         queue = session.queue
-        prompt.state, prompt.position = PromptState.QUEUED, session.log.end
-        prompt.since = (session.head.epoch, session.head.n)
+        prompt.position, prompt.since = session.log.end, (session.head.epoch, session.head.n)
         prompt.options = {
             "on_busy": request.on_busy,
             "queue_mode": queue.rules.mode,
@@ -178,9 +179,11 @@ class Dispatching:
             "config": effective.config,
         }
         async with session.outbox.writing:
+            if prompt.state is not PromptState.CANCELLED and queue.prompts.get(prompt.prompt_id) is not prompt:
+                raise RunnerError("owned_elsewhere", "Another replica has just taken this session.", retry_after=1)
             prompt.stored = True
-            if not queue.rules.persist(prompt.prompt_id):
-                prompt.state = PromptState.CANCELLED
+            if prompt.state is not PromptState.CANCELLED:
+                queue.rules.persist(prompt.prompt_id)
             try:
                 await self._services.store.append([], [], [session.prompt_row(prompt, _result(prompt))])
             except RunnerError as error:
@@ -192,6 +195,9 @@ class Dispatching:
 
     def start(self, session: Session, predecessor: str | None) -> None:
         """Start the turn that takes the session's batch; right behind ``predecessor``, when that handed over to it."""
+        if not self._services.provisioner.providers:
+            session.queue.lost()
+            return
         batch = session.queue.batch
         if not batch or self._refusal() is not None:
             session.queue.not_started()

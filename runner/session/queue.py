@@ -228,17 +228,25 @@ class Queue:
 
     def lost(self) -> None:
         """Another replica has the session: what waited here waits there."""
-        error = RunnerError("owned_elsewhere", "Another replica has taken the session; ask again.", retry_after=1)
         for prompt in self.prompts.values():
-            if not prompt.told and not prompt.result.done():
-                result = result_outside_of_turns(
-                    self._session.session_id, prompt.prompt_id, Outcome.FAILED, error=error
-                )
-                prompt.result.set_result(result)
+            self._give_up(prompt)
         self.rules, self.run = rules.Prompts(mode=self.rules.mode), None
         self.prompts.clear()
         self._session.busy = False
         self._session.log.wake()
+
+    def chain_left(self) -> None:
+        """The paused chain that is known here went on elsewhere."""
+        prompt = self.prompts.pop(self.rules.chain, None) if self.rules.chain is not None else None
+        if prompt is not None:
+            self._give_up(prompt)
+        self.rules.drop_chain()
+
+    def _give_up(self, prompt: Prompt) -> None:
+        error = RunnerError("owned_elsewhere", "Another replica has taken the session; ask again.", retry_after=1)
+        if not prompt.told and not prompt.result.done():
+            session_id, prompt_id = self._session.session_id, prompt.prompt_id
+            prompt.result.set_result(result_outside_of_turns(session_id, prompt_id, Outcome.FAILED, error=error))
 
     def turn_over(self, move: rules.Move, predecessor: str | None, error: RunnerError | None = None) -> None:
         """The turn has ended and its ending is durable: what waits starts, else the session is idle."""
@@ -256,17 +264,11 @@ class Queue:
         """A paused chain that an earlier process left in the store."""
         prompt_id = prompt.prompt_id if prompt is not None else None
         if self.rules.paused and self.rules.chain != prompt_id:
-            self.forget_chain()
+            self.chain_left()
         if prompt is not None:
             self.prompts[prompt.prompt_id] = prompt
         if not self.rules.paused:
             self.rules.adopt_chain(prompt_id)
-
-    def forget_chain(self) -> None:
-        """The paused chain ended at another replica."""
-        if self.rules.paused:
-            self.prompts.pop(self.rules.chain or "", None)
-            self.rules.forget_chain()
 
     def resume_chain(self) -> None:
         """A turn that goes on with the chain was admitted; another one that is on its way to the session is too late.

@@ -215,7 +215,7 @@ class Registry:
         if session.paused is not None:
             session.queue.adopt_chain(session.paused.prompt)
         elif session.queue.rules.paused:
-            session.queue.forget_chain()
+            session.queue.chain_left()
         elif session.busy and not read.waiting and not self._shared:
             session.busy = False
             session.journal(None, None).event(EventType.SESSION_IDLE, {})

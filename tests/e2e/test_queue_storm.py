@@ -180,4 +180,4 @@ async def test_two_hundred_queued_prompts_with_aborts_and_restarts(serve: Serve,
     print(dict(total))
     assert door.restarts == len(RESTARTS)
     assert total.total() == SESSIONS * EACH
-    assert min(total[state] for state in ("done", "absorbed", "aborted", "cancelled")) > 0, total
+    assert min(total[state] for state in ("done", "absorbed", "cancelled")) > 0, total

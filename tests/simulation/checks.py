@@ -79,7 +79,7 @@ async def _check_session(world: World, session_id: str) -> None:
     _check_cancelled(world, turns)
 
 
-def _never_began(result: dict[str, Any]) -> bool:
+def _cancelled(result: dict[str, Any]) -> bool:
     """A Stop came while the prompt was prepared: nothing of it is stored."""
     return result["turn_id"] is None and result["outcome"] == "cancelled"
 
@@ -93,7 +93,7 @@ async def _check_prompts(world: World, session_id: str, turns: list[TurnRow]) ->
         token = next(row.token for row in rows if row.prompt_id == prompt_id)
         stored = await world.store.prompt(PROJECT, session_id, prompt_id)
         accepted = [row for row in rows if row.prompt_id == prompt_id and row.answer == "accepted"]
-        stopped = all(row.result is not None and _never_began(row.result) for row in accepted)
+        stopped = all(row.turn_id is None and (row.result is None or _cancelled(row.result)) for row in accepted)
         if accepted and not stopped and (stored is None or began[prompt_id] != 1):
             raise Violation(f"prompt {prompt_id} was accepted and began {began[prompt_id]} turns")
         if set(answers) <= {"refused"} and (stored is not None or began[prompt_id] or world.ledger.frames[token]):
