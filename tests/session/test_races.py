@@ -293,3 +293,20 @@ async def test_who_attaches_to_a_dispatch_whose_client_left_hears_that_it_was_re
     assert caught.value.code == "plane_unavailable"
     plane.down = False
     del plane.gates["running"]
+
+
+async def test_a_prompt_that_is_stopped_on_its_way_has_its_result_although_its_turn_never_came(bed: Bed) -> None:
+    """The beat of its turn gets no answer; who attached to it meanwhile is told that it was cancelled."""
+    await bed.turn(prompt="before")
+    plane: Any = bed.replica.plane
+    gate = plane.gates["running"] = Gate()
+    first = asyncio.create_task(bed.dispatch(prompt="one", prompt_id="one", keep_on_disconnect=True))
+    await gate.reached.wait()
+    await bed.cancel()
+    again = await bed.dispatch(prompt="one", prompt_id="one", keep_on_disconnect=True)
+    plane.down = True
+    gate.open()
+    with pytest.raises(RunnerError):
+        await first
+    assert (await asyncio.wait_for(again.result(), 60))["outcome"] == "cancelled"
+    plane.down = False
