@@ -123,6 +123,10 @@ class Dispatching:
             return None
         admission.known_prompt(here.digest, prompt.digest)
         await here.ready.wait()
+        run = session.starting.get(prompt.prompt_id)
+        if run is not None and not here.stored:
+            # Whoever sent it first has left; whether it is admitted is still open.
+            return await self._handle(session, run, here)
         if session.queue.prompts.get(prompt.prompt_id) is not here:
             raise Overtaken
         return Handle(self._services.store, session, here)

@@ -291,11 +291,17 @@ class Queue:
 
         What is stored waits on, and is tried again after a while.
         """
-        self.run = None
+        run, self.run = self.run, None
         unsaved = [prompt for prompt in self.batch if not prompt.stored]
         self.perform(self.rules.not_started())
         for prompt in unsaved:
             self.forget(prompt)
+        owner = run.prompt if run is not None else None
+        if owner is not None and owner.state is PromptState.CANCELLED and not owner.told:
+            # It was cancelled on the way, and the turn that would have told that did not come about.
+            self._outside(owner, rules.Ended(owner.prompt_id, rules.Token.CANCELLED), None)
+            if not owner.stored:
+                self._session.prompts.pop(owner.prompt_id, None)
         if self.waits:
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self.wake)
 
@@ -353,6 +359,11 @@ class Queue:
             # Its turn has nothing left to send: that tells the ending, and has the result.
             session.remember(prompt)
             return
+        self._outside(prompt, ended, error)
+
+    def _outside(self, prompt: Prompt, ended: rules.Ended, error: RunnerError | None) -> None:
+        """The ending of a prompt that owns no turn."""
+        session = self._session
         outcome = OUTCOMES.get(ended.state, Outcome.COMPLETED)
         turn_id = session.current.turn_id if ended.absorbed_by is not None and session.current is not None else None
         if outcome is Outcome.FAILED and error is None:

@@ -275,3 +275,38 @@ async def test_a_retry_that_looks_its_prompt_up_while_the_session_is_deleted(bed
     with pytest.raises(RunnerError) as caught:
         await retry
     assert caught.value.code == "session_ended"
+
+
+async def test_who_attaches_to_a_dispatch_whose_client_left_hears_that_it_was_refused(bed: Bed) -> None:
+    """The client goes away while the first beat is out; the same id is sent again; then the beat is refused."""
+    plane: Any = bed.replica.plane
+    gate = plane.gates["running"] = Gate()
+    first = asyncio.create_task(bed.dispatch(prompt="one", prompt_id="one"))
+    await gate.reached.wait()
+    first.cancel()
+    again = asyncio.create_task(bed.dispatch(prompt="one", prompt_id="one"))
+    await asyncio.sleep(0.1)
+    plane.down = True
+    gate.open()
+    with pytest.raises(RunnerError) as caught:
+        await asyncio.wait_for(again, 60)
+    assert caught.value.code == "plane_unavailable"
+    plane.down = False
+    del plane.gates["running"]
+
+
+async def test_a_prompt_that_is_stopped_on_its_way_has_its_result_although_its_turn_never_came(bed: Bed) -> None:
+    """The beat of its turn gets no answer; who attached to it meanwhile is told that it was cancelled."""
+    await bed.turn(prompt="before")
+    plane: Any = bed.replica.plane
+    gate = plane.gates["running"] = Gate()
+    first = asyncio.create_task(bed.dispatch(prompt="one", prompt_id="one", keep_on_disconnect=True))
+    await gate.reached.wait()
+    await bed.cancel()
+    again = await bed.dispatch(prompt="one", prompt_id="one", keep_on_disconnect=True)
+    plane.down = True
+    gate.open()
+    with pytest.raises(RunnerError):
+        await first
+    assert (await asyncio.wait_for(again.result(), 60))["outcome"] == "cancelled"
+    plane.down = False
