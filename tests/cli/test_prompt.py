@@ -205,7 +205,7 @@ def test_ctrl_c_stops_the_turn_and_waits_for_its_end(invoke: Invoke, served: Ser
         return reply
 
     cancel: Any = served.sessions.cancel
-    served.sessions.cancel = stopped  # type: ignore[method-assign, assignment]
+    served.sessions.cancel = stopped  # type: ignore[method-assign]
     served.sessions.next_handle = hanging
     ran = invoke("prompt", "-s", "s1", "hi")
     assert ran.exit_code == 1

@@ -275,7 +275,7 @@ async def test_a_warm_chain_that_ended_elsewhere_is_not_ended_again(several: Sev
         raise RunnerError("plane_unavailable", "The plane is away.")
 
     side.open.clear()
-    side.look = side.push = side.replicas = away  # type: ignore[attr-defined]
+    side.look = side.push = side.replicas = away  # type: ignore[attr-defined, method-assign, assignment]
     if how == "stop":
         assert (await two.cancel(wait_seconds=20)).body["outcome"] == "stopped"
     else:

@@ -187,7 +187,7 @@ async def test_a_slow_plane_makes_no_stop_come_too_early(several: Several) -> No
         await asyncio.sleep(2)
         return holder
 
-    several.sides["b"].look = look  # type: ignore[attr-defined]
+    several.sides["b"].look = look  # type: ignore[method-assign, assignment]
     reply = await b.cancel()
     assert (reply.status, reply.body["turn_id"]) == (202, handle.turn_id)
     await agent.heard("session/cancel")
@@ -418,7 +418,7 @@ async def test_a_stop_while_the_plane_is_away_goes_by_the_store(several: Several
     async def away(*args: Any) -> Any:
         raise RunnerError("plane_unavailable", "The plane is away.")
 
-    several.sides["b"].look = several.sides["b"].push = away  # type: ignore[attr-defined]
+    several.sides["b"].look = several.sides["b"].push = away  # type: ignore[attr-defined, method-assign, assignment]
     reply = await b.cancel()
     assert (reply.status, reply.body["turn_id"]) == (202, handle.turn_id)
     await agent.heard("session/cancel")
