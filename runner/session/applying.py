@@ -12,6 +12,7 @@ from typing import Final
 from runner.errors import RunnerError
 from runner.rules import command as rules
 from runner.rules.turn import End
+from runner.session.executions import target, there
 from runner.session.issued import Ask, Issued, ending_of, outcome_of, settled_by
 from runner.session.run import Start, TurnRun
 from runner.session.services import Services
@@ -98,7 +99,7 @@ class Applying:
         if reply_to is not None:
             issued.reply_to.add(reply_to)
         self._remember(session, issued)
-        verdict = _target(session, issued.kind, row.turn_id, arrived_at, ended=True)
+        verdict = target(session, issued.kind, row.turn_id, arrived_at, ended=True)
         self._drop(session, verdict, arrived_at, bool(row.arguments.get(KEEP_QUEUE)))
         self._decide(session, issued, arrived_at)
         self._services.tasks.spawn(f"command {row.command_id}", self._carry(session, issued, arrived_at))
@@ -106,7 +107,7 @@ class Applying:
     async def end(self, session: Session, reason: StopReason) -> None:
         """Stop everything of a session and destroy its seat, without a command; bounded."""
         await _pause_over(session)
-        runs = self._runs(session, [run.turn_id for run in _there(session)])
+        runs = self._runs(session, [run.turn_id for run in there(session)])
         session.queue.cancel_waiting(keep_queue=False)
         for run in runs:
             run.stop(reason)
@@ -131,11 +132,11 @@ class Applying:
 
     async def _verdict(self, session: Session, ask: Ask) -> tuple[Session, rules.Apply | rules.NotRunning]:
         """The store is asked only about a turn that is not here."""
-        verdict = _target(session, ask.kind, ask.expected, ask.arrived_at)
+        verdict = target(session, ask.kind, ask.expected, ask.arrived_at)
         if isinstance(verdict, rules.Mismatch) and verdict.current is None and ask.expected is not None:
             known = await self._services.store.turn(session.project, session.session_id, ask.expected)
             session = self._again(session)
-            verdict = _target(session, ask.kind, ask.expected, ask.arrived_at, ended=known is not None)
+            verdict = target(session, ask.kind, ask.expected, ask.arrived_at, ended=known is not None)
         if isinstance(verdict, rules.Mismatch):
             raise mismatch(verdict.current)
         return session, verdict
@@ -175,7 +176,7 @@ class Applying:
 
     def _decide(self, session: Session, issued: Issued, arrived_at: float) -> None:
         """Whom a stored command means now; the turn that it names may be over."""
-        verdict = _target(session, issued.kind, issued.row.turn_id, arrived_at, ended=True)
+        verdict = target(session, issued.kind, issued.row.turn_id, arrived_at, ended=True)
         if isinstance(verdict, rules.Apply):
             issued.keeps_seat = False
             self._mark(session, issued, verdict)
@@ -385,26 +386,3 @@ async def _pause_over(session: Session) -> None:
     """A turn that is ending as paused can only be stopped once its chain can be resumed."""
     if session.current is not None and session.current.pausing:
         await asyncio.wait({session.current.ended}, timeout=PAUSING_SECONDS)
-
-
-def _current(session: Session) -> rules.Execution | None:
-    if session.current is not None:
-        return rules.Execution(session.current.turn_id, session.current.begun)
-    if session.paused is not None:
-        return rules.Execution(session.paused.turn_id, session.paused.begun)
-    return None
-
-
-def _starting(session: Session) -> list[rules.Execution]:
-    runs = [run for run in session.starting.values() if run is not session.current]
-    return [rules.Execution(run.turn_id, run.begun) for run in runs]
-
-
-def _there(session: Session) -> list[rules.Execution]:
-    return [*filter(None, [_current(session)]), *_starting(session)]
-
-
-def _target(
-    session: Session, kind: CommandKind, expected: str | None, arrived_at: float, *, ended: bool = False
-) -> rules.Target:
-    return rules.target(kind, expected, _current(session), _starting(session), arrived_at, ended=ended)

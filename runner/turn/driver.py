@@ -77,7 +77,6 @@ class Driver:
         self._save_question = save_question
         self.first_update_at: float | None = None
         self.usage: dict[str, Any] = {}
-        self.dropped = 0
         self._policy = policy
         self._limits = limits
         self._tuning = tuning
@@ -162,7 +161,6 @@ class Driver:
                 await self._perform(self._todo.popleft())
             if self._end is not None:
                 for item in (*items, *self.live.inbox.drain()):
-                    self.dropped += 1
                     self.live.drop(item)
                 return self._end
             if not items:
@@ -290,7 +288,6 @@ class Driver:
 
     def _prompt_answered(self, item: PromptAnswered) -> None:
         if item.request_id != self.live.prompt_request:
-            self.dropped += 1
             return
         result = item.result if isinstance(item.result, dict) else {}
         usage = result.get("usage")
