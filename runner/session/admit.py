@@ -136,7 +136,9 @@ async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
     _announce(turn)
     records = [*earlier.records, *outbox.take().records]
     row = session.row(turn.services.clock.now_ms(), turn.effective.config)
-    admission = Admission(row, turn.turn_row(), turn.prompt_row(), list(earlier.questions.values()), records)
+    # The one that looked like the turn's owner may have been cancelled since: its result stays.
+    told = turn.prompt.result.result() if turn.prompt is not None and turn.prompt.told else None
+    admission = Admission(row, turn.turn_row(), turn.prompt_row(told), list(earlier.questions.values()), records)
     stored = False
     try:
         stored = await _stored(turn, admission)

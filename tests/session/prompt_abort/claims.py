@@ -28,6 +28,22 @@ async def one_of_two_is_aborted_behind_the_read(stage: Stage) -> None:
     await stage.finish(2)
     assert (await stage.result("C"))["prompt_ids"] == ["C"]
     await stage.check(["A"], ["C"], A="done", B="cancelled", C="done")
+    await stage.close()
+    stage.bed = (await Stage.make()).bed
+    await the_newest_is_aborted_behind_the_read(stage)
+
+
+async def the_newest_is_aborted_behind_the_read(stage: Stage) -> None:
+    """The other half of 17: the one that would have owned the turn."""
+    await stage.active("B", "C")
+    read = stage.hold_beat("running")
+    await stage.finish(1)
+    await read.reached.wait()
+    assert stage.abort("C") is True
+    read.open()
+    await stage.finish(2)
+    assert (await stage.result("B"))["prompt_ids"] == ["B"]
+    await stage.check(["A"], ["B"], A="done", B="done", C="cancelled")
 
 
 @scenario("18")
