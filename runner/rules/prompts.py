@@ -297,6 +297,12 @@ class Prompts:
         self.paused, self.chain, self.giving_way = False, None, False
         self.busy = bool(self.tokens) or self.activity is not Activity.IDLE
 
+    def drop(self, prompt_id: str) -> None:
+        """A queued prompt that was served elsewhere, where its ending is told."""
+        del self.tokens[prompt_id]
+        self.queue.remove(prompt_id)
+        self.busy = bool(self.tokens) or self.paused or self.activity is not Activity.IDLE
+
     def resume_chain(self) -> None:
         """A turn goes on with the chain: its prompt owns it, nothing is claimed."""
         self.activity, self.batch, self.owner = Activity.TURN, NO_BATCH, self.chain

@@ -13,7 +13,7 @@ from runner.session.context import TurnContext
 from runner.session.outbox import Batch
 from runner.store.port import Admission
 from runner.store.replay import same_turn
-from runner.terms import EventType
+from runner.terms import EventType, PromptState
 
 if TYPE_CHECKING:
     from runner.session.run import TurnRun
@@ -48,8 +48,8 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
     try:
         if services.owners.shared:
             await _catch_up(turn, answer)
-            if turn.resumes is not None and session.paused is not turn.resumes:
-                # What was read in between knows that the chain went on, or ended, elsewhere.
+            if (turn.resumes is not None and session.paused is not turn.resumes) or _left(turn):
+                # What was read in between knows that the chain, or a queued prompt, went on or ended elsewhere.
                 return False
         if session.effective is not run.based_on:
             # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
@@ -94,7 +94,8 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
 async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> None:
     """Read the session again where another replica had it since; the lease is held, so nobody else writes now."""
     session, services = turn.session, turn.services
-    if answer.epoch == session.head.epoch + 1 and session.unfinished is None:
+    waited = turn.resumes is None and turn.predecessor is None and any(prompt.stored for prompt in turn.batch)
+    if answer.epoch == session.head.epoch + 1 and session.unfinished is None and not waited:
         return
     await services.reload(session)
     if session.head.epoch >= answer.epoch or session.unfinished is not None:
@@ -104,6 +105,13 @@ async def _catch_up(turn: TurnContext, answer: BeatAnswer) -> None:
         known = await services.store.prompt(session.project, session.session_id, prompt.prompt_id)
         if known is not None:
             raise Overtaken
+
+
+def _left(turn: TurnContext) -> bool:
+    """Whether a queued prompt that the turn has read is none any more, although nobody here cancelled it."""
+    here = turn.session.queue.prompts
+    queued = [prompt for prompt in turn.batch if prompt.state is PromptState.QUEUED]
+    return turn.resumes is None and any(here.get(prompt.prompt_id) is not prompt for prompt in queued)
 
 
 def _mark_early(turn: TurnContext) -> None:

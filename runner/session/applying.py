@@ -84,6 +84,7 @@ class Applying:
         elif ask.idempotency_key is None:
             twin = self._twin(session, issued, verdict)
             if twin is not None:
+                twin.cancelled_prompts += issued.cancelled_prompts
                 return twin
             self._mark(session, issued, verdict)
         self._remember(session, issued)
@@ -100,7 +101,7 @@ class Applying:
             issued.reply_to.add(reply_to)
         self._remember(session, issued)
         verdict = target(session, issued.kind, row.turn_id, arrived_at, ended=True)
-        self._drop(session, verdict, arrived_at, bool(row.arguments.get(KEEP_QUEUE)))
+        issued.cancelled_prompts = self._drop(session, verdict, arrived_at, bool(row.arguments.get(KEEP_QUEUE)))
         self._decide(session, issued, arrived_at)
         self._services.tasks.spawn(f"command {row.command_id}", self._carry(session, issued, arrived_at))
 

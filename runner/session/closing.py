@@ -42,7 +42,7 @@ async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     if result is None:
         end, result = await _ended_elsewhere(turn, end)
     turn.given_back = returns(turn, end)
-    goes_on = end.outcome is not Outcome.PAUSED and end.label not in GIVEN_UP
+    goes_on = end.outcome is not Outcome.PAUSED and end.label not in GIVEN_UP and session.queue.goes_on()
     turn.hands_over = goes_on and session.queue.waits_behind(turn.batch)
     seat = _seat_after(turn, end, kept)
     if end.label is StopReason.LEASE_LOST and seat is not None:

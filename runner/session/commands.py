@@ -141,7 +141,8 @@ class Commands:
         finally:
             if self._waiting.get(row.command_id) is waiter:
                 del self._waiting[row.command_id]
-        return reply_of(row, row.turn_id, outcome_of(row))
+        told = waiter.result() if waiter.done() else {}
+        return reply_of(row, row.turn_id, outcome_of(row), told.get("cancelled_prompts", ()))
 
     def _pending(self, key: Key, ask: Ask, turn_id: str | None, on_plane: float) -> CommandRow:
         age = max(0.0, self._services.clock.monotonic() - ask.arrived_at)
@@ -286,8 +287,8 @@ class Commands:
         """Tell the outcome to whoever handed the command over."""
         outcome = issued.outcome.value if issued.outcome is not None else None
         row = issued.row
-        note = {"kind": SETTLED, "project": row.project, "command_id": row.command_id, "outcome": outcome}
-        note["turn_id"] = issued.turn_id
+        note: Note = {"kind": SETTLED, "project": row.project, "command_id": row.command_id, "outcome": outcome}
+        note = {**note, "turn_id": issued.turn_id, "cancelled_prompts": issued.cancelled_prompts}
         for replica_id in issued.reply_to:
             self._services.tasks.spawn(f"tell {replica_id}", self._services.owners.push(replica_id, note))
 
@@ -356,6 +357,7 @@ def _note(row: CommandRow, reply_to: str | None) -> dict[str, Any]:
         "command": row.kind,
         "turn_id": row.turn_id,
         ON_PLANE: row.arguments.get(ON_PLANE),
+        KEEP_QUEUE: row.arguments.get(KEEP_QUEUE, False),
         "reply_to": reply_to,
     }
 
@@ -371,5 +373,5 @@ def _row_of(note: Note, now_ms: int) -> CommandRow | None:
         CommandState.PENDING.value,
         note.get("turn_id"),
         now_ms,
-        arguments={ON_PLANE: note.get(ON_PLANE)},
+        arguments={ON_PLANE: note.get(ON_PLANE), KEEP_QUEUE: bool(note.get(KEEP_QUEUE))},
     )

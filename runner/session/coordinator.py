@@ -92,6 +92,7 @@ class Coordinator:
 
     def _attach(self, session: Session) -> None:
         """What the session's queue asks for."""
+        session.queue.goes_on = lambda: not self.draining
         session.queue.start = partial(self._dispatching.start, session)
         session.queue.stop_chain = partial(self.commands.stop_chain, session)
 

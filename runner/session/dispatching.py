@@ -189,6 +189,7 @@ class Dispatching:
             if prompt.state is not PromptState.CANCELLED:
                 queue.rules.persist(prompt.prompt_id)
             try:
+                await self._with_session(session)
                 await self._services.store.append([], [], [session.prompt_row(prompt, _result(prompt))])
             except RunnerError as error:
                 queue.fail(prompt, error)
@@ -203,7 +204,8 @@ class Dispatching:
             session.queue.lost()
             return
         batch = session.queue.batch
-        if not batch or self._refusal() is not None:
+        # Behind a turn that handed over, the room is that turn's: its lease and seat wait for nobody else.
+        if not batch or (predecessor is None and self._refusal() is not None):
             session.queue.not_started()
             return
         owner = batch[-1]
@@ -317,11 +319,20 @@ class Dispatching:
             seq=session.queue.number(),
         )
         async with session.outbox.writing:
-            if not session.exists:
-                await store.save_session(session.row(self._services.clock.now_ms()))
+            self._registry.again(session)
+            here = next((known for known in session.queue.context if known.prompt_id == prompt_id), None)
+            if here is not None:
+                admission.known_prompt(here.digest, digest)
+                return DoneHandle(prompt_id, here.turn_id, here.state, {}, [])
+            await self._with_session(session)
             await store.append([], [], [row])
-        session.queue.context.append(row)
+            session.queue.context.append(row)
         return DoneHandle(prompt_id, None, row.state, {}, [])
+
+    async def _with_session(self, session: Session) -> None:
+        """What waits before the first turn must be found behind a restart; for whoever holds ``writing``."""
+        if session.head.epoch == 0:
+            await self._services.store.save_session(session.row(self._services.clock.now_ms()))
 
 
 def _result(prompt: Prompt) -> dict[str, Any] | None:

@@ -53,6 +53,11 @@ class Prompt:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     known: bool = False
 
+    @property
+    def restored(self) -> bool:
+        """Whether it was read of the store."""
+        return self.position < 0
+
     async def was_known(self, seconds: float) -> bool:
         """Whether its dispatch only asked for one that was there already, as far as that is clear in time."""
         with suppress(TimeoutError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +18,6 @@ from runner.wire.codec import to_json
 if TYPE_CHECKING:
     from runner.session.run import TurnRun
     from runner.session.session import Session
-
-log = logging.getLogger("runner.session")
 
 RETRY_SECONDS: Final = 1.0
 AGAIN_BYTES: Final = 1024 * 1024
@@ -41,6 +38,7 @@ class Queue:
         prompts: those that have a token, by id.
         context: what is told to the agent with the next prompt, delivered or not, oldest first.
         run: the turn that is on its way or runs for the queue.
+        goes_on: whether an ending turn may hand over to what waits.
         start: starts a turn for the batch; given the turn that it follows without a pause, if any.
         stop_chain: starts the turn that ends a paused chain for this reason.
         stop_shell: kills the running shell.
@@ -52,6 +50,7 @@ class Queue:
         self.prompts: dict[str, Prompt] = {}
         self.context: list[PromptRow] = []
         self.run: TurnRun | None = None
+        self.goes_on: Callable[[], bool] = lambda: True
         self.start: Callable[[str | None], None] = lambda predecessor: None
         self.stop_chain: Callable[[StopReason], None] = lambda reason: None
         self.stop_shell: Callable[[], None] = lambda: None
@@ -234,6 +233,12 @@ class Queue:
         self.prompts.clear()
         self._session.busy = False
         self._session.log.wake()
+
+    def left(self, prompt: Prompt) -> None:
+        """A prompt that waited here was served, or cancelled, elsewhere."""
+        del self.prompts[prompt.prompt_id]
+        self.rules.drop(prompt.prompt_id)
+        self._give_up(prompt)
 
     def chain_left(self) -> None:
         """The paused chain that is known here went on elsewhere."""

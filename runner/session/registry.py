@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.pool.pool import Pool
 from runner.rules.limits import Limits
 from runner.rules.pool import Key
+from runner.rules.prompts import Activity
 from runner.rules.story import Tell, untold
 from runner.session import chain
 from runner.session.effective import Effective, restored
@@ -113,7 +114,7 @@ class Registry:
         if session is None:
             return False
         paused = session.paused is not None and session.paused.live is not None
-        return session.taken or paused or not session.queue.at_rest or self._pool.live(key) is not None
+        return session.taken or paused or _at_work(session) or self._pool.live(key) is not None
 
     async def existing(self, key: Key) -> Session:
         """As ``find``, with ``not_found`` and ``session_ended`` as errors."""
@@ -155,12 +156,13 @@ class Registry:
         known = self._sessions.get(key)
         if known is not None and not known.outbox.empty:
             await known.outbox.flush()
+        saved = _saved(known) if known is not None else []
         read = await self._read(key)
         known = self._sessions.get(key)
         if read is None or (known is not None and not self._renewable(known)):
             return known
         session = known if known is not None else self._add(read.row)
-        self._take(session, read)
+        self._take(session, read, saved)
         return session
 
     async def reload(self, session: Session) -> None:
@@ -169,9 +171,10 @@ class Registry:
         Raises:
             RunnerError: ``store_unavailable``, ``session_ended``.
         """
+        saved = _saved(session)
         read = await self._read(session.key)
         if read is not None:
-            self._take(session, read)
+            self._take(session, read, saved)
         if session.ended_at is not None:
             raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
 
@@ -193,8 +196,15 @@ class Registry:
         busy = ended and not idle and (await told(self._store, key)).busy
         return Read(replace(row, head_epoch=head_epoch, head_n=head_n), last, left, context, waiting, busy)
 
-    def _take(self, session: Session, read: Read) -> None:
-        """Become what was read, in one step. The same cold chain stays the same object; one with a seat stays."""
+    def _take(self, session: Session, read: Read, saved: Sequence[Prompt]) -> None:
+        """Become what was read, in one step. The same cold chain stays the same object; one with a seat stays.
+
+        ``saved``: what waited here before it was read.
+        """
+        waiting = {row.prompt_id for row in read.waiting}
+        for prompt in saved:
+            if prompt.prompt_id in session.queue.rules.queue and prompt.prompt_id not in waiting:
+                session.queue.left(prompt)
         last = LastTurn.of(read.last)
         session.refresh(read.row, restored(read.row.config, self.vault, self.limits), last)
         session.last_turn = last
@@ -275,3 +285,16 @@ class Registry:
         """Drop a session that never became durable."""
         if not session.exists and session.disposable and self._sessions.get(session.key) is session:
             del self._sessions[session.key]
+
+
+def _saved(session: Session) -> list[Prompt]:
+    """Prompts that wait here and in the store."""
+    queue = session.queue
+    return [queue.prompts[name] for name in queue.rules.queue if queue.prompts[name].stored]
+
+
+def _at_work(session: Session) -> bool:
+    """Whether this replica does something for its prompts; what it has only read of the store holds nothing."""
+    queue = session.queue
+    here = [name for name, prompt in queue.prompts.items() if name != queue.rules.chain and not prompt.restored]
+    return bool(here) or queue.rules.activity is not Activity.IDLE
