@@ -16,11 +16,13 @@ from runner.session.handles import DoneHandle, Handle
 from runner.session.history import prompt_events
 from runner.session.port import Caller, PromptHandle
 from runner.session.prompts import Prompt, content_digest
+from runner.session.queue import Queue
 from runner.session.registry import Registry
 from runner.session.run import Start, TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
 from runner.store.port import PromptRow
+from runner.store.rows import CONTEXT_MAX
 from runner.terms import PromptState
 from runner.wire.models import DispatchRequest
 
@@ -162,7 +164,7 @@ class Dispatching:
             queue.wake()
             return self._refused(session, prompt)
         queue.check_room(self._services.settings.prompts.max_queued)
-        prompt.seq, prompt.state = queue.number(), PromptState.QUEUED
+        prompt.seq, prompt.state = _place(queue, request), PromptState.QUEUED
         saving = self._queued(session, request, prompt, effective)
         return await asyncio.shield(self._services.tasks.spawn(f"queue {prompt.prompt_id}", saving))
 
@@ -324,6 +326,10 @@ class Dispatching:
             if here is not None:
                 admission.known_prompt(here.digest, digest)
                 return DoneHandle(prompt_id, here.turn_id, here.state, {}, [])
+            if sum(known.state == PromptState.STORED for known in session.queue.context) >= CONTEXT_MAX:
+                raise RunnerError(
+                    "queue_full", f"{CONTEXT_MAX} items of context wait in this session already.", retry_after=1
+                )
             await self._with_session(session)
             await store.append([], [], [row])
             session.queue.context.append(row)
@@ -333,6 +339,12 @@ class Dispatching:
         """What waits before the first turn must be found behind a restart; for whoever holds ``writing``."""
         if session.head.epoch == 0:
             await self._services.store.save_session(session.row(self._services.clock.now_ms()))
+
+
+def _place(queue: Queue, request: DispatchRequest) -> int:
+    """Its place in the order in which prompts run, also behind a restart."""
+    goes_first = request.on_busy == "steer" and queue.rules.mode == "fifo" and queue.waits
+    return queue.prompts[queue.rules.queue[0]].seq - 1 if goes_first else queue.number()
 
 
 def _result(prompt: Prompt) -> dict[str, Any] | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from runner.errors import RunnerError
+from runner.store.rows import CONTEXT_MAX
 from tests.session.bed import CALLER, Bed, types
 from tests.session.gates import Gate, SlowPlane
 from tests.session.several import Several
@@ -157,3 +159,30 @@ async def test_a_prompt_that_was_aborted_at_another_replica_is_not_served() -> N
     assert types(await other.history()).count("session_idle") == 1
     assert (await first.sessions.prompts(CALLER, "s"))["items"] == []
     await several.close()
+
+
+async def test_a_steering_prompt_goes_first_behind_a_restart_too() -> None:
+    bed = await Bed.make()
+    await submit(bed, "A")
+    await (await bed.agent()).prompt()
+    for name in "BC":
+        await submit(bed, name, on_busy="queue", queue_mode="fifo")
+    await submit(bed, "X", on_busy="steer", queue_mode="fifo")
+    again = await Bed.make(store=await crash(bed), replica_id="rep_2")
+    for nth in (1, 2, 3):
+        await (await again.agent()).finish(nth)
+    assert sent(again) == ["X", "B", "C"]
+    await again.close()
+
+
+async def test_context_that_waits_is_bounded() -> None:
+    bed = await Bed.make()
+    for nth in range(CONTEXT_MAX):
+        await bed.dispatch(prompt=f"{nth}", context_only=True)
+    with pytest.raises(RunnerError) as full:
+        await bed.dispatch(prompt="more", context_only=True)
+    assert full.value.code == "queue_full"
+    await submit(bed, "A")
+    assert len((await (await bed.agent()).prompt())["params"]["prompt"]) == CONTEXT_MAX + 1
+    assert (await bed.dispatch(prompt="more", context_only=True)).state == "stored"
+    await bed.close()
