@@ -344,7 +344,7 @@ async def test_a_client_that_does_not_read_disturbs_nobody(
 async def test_refusals_are_problem_documents(scripted: Scripted, client: Client) -> None:
     talk, script = scripted()
     for fields, status, code in (
-        ({"on_busy": "queue"}, 400, "invalid_request"),
+        ({"on_busy": "later"}, 400, "invalid_request"),
         ({"harness": "nobody"}, 422, "harness_unknown"),
         ({"no_such_field": 1}, 400, "invalid_request"),
     ):
