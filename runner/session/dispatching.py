@@ -131,6 +131,9 @@ class Dispatching:
             return await self._handle(session, run, here)
         if session.queue.prompts.get(prompt.prompt_id) is not here:
             raise Overtaken
+        if here.restored:
+            # Nobody here may be about to run it; where that was done elsewhere, the try finds out.
+            session.queue.wake()
         return Handle(self._services.store, session, here)
 
     async def _admitted(

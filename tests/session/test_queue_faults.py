@@ -186,3 +186,15 @@ async def test_context_that_waits_is_bounded() -> None:
     assert len((await (await bed.agent()).prompt())["params"]["prompt"]) == CONTEXT_MAX + 1
     assert (await bed.dispatch(prompt="more", context_only=True)).state == "stored"
     await bed.close()
+
+
+async def test_who_asks_elsewhere_for_a_prompt_that_waits_sees_it_run() -> None:
+    several = Several()
+    first, other = await waits_unheld(several)
+    asked = await submit(other, "B", on_busy="queue", keep_on_disconnect=False)
+    async with asyncio.timeout(30):
+        await (await other.agent()).finish()
+        assert (await asked.result())["ok"]
+    await asyncio.sleep(100)
+    assert sent(first, other) == ["A", "B"]
+    await several.close()
