@@ -212,6 +212,9 @@ async def test_a_turn_that_nobody_waits_for_ends_and_frees_its_sandbox(serve: Se
             )
             await turn.text("one ")
             await turn.drop()
+            for _ in range(3):
+                # The server hears of the end of a connection no later than of requests that follow it.
+                await talk.view()
             gate.open()
             assert (await talk.idle())["last_turn"]["outcome"] == "completed"
             again = await talk.prompt(POLITE)
