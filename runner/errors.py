@@ -95,3 +95,8 @@ class RunnerError(Exception):
 def turn_in_use() -> RunnerError:
     """The one refusal of a busy session (DESIGN 3.1.3)."""
     return RunnerError("session_turn_in_use", TURN_IN_USE_SENTENCE)
+
+
+def owned_elsewhere(message: str, owner: str | None = None) -> RunnerError:
+    """The retryable refusal of a session that another replica has, naming it where it is known (DESIGN 3.1.10)."""
+    return RunnerError("owned_elsewhere", message, owner=owner, retry_after=1)

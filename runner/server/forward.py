@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import ClientResponse, web
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.ids import valid_id
 from runner.server.context import CALLER, CONTEXT, problem_answer, read_body
 from runner.server.routes import ROUTES, Handler
@@ -24,7 +24,7 @@ from runner.server.upstream import (
     error_in,
     headers_down,
     headers_up,
-    owned_elsewhere,
+    held_by,
     path_of,
     whole,
 )
@@ -74,10 +74,10 @@ class Forwarder:
         if FORWARDED in request.headers:
             owner = await self._owners.elsewhere(project, session_id)
             if owner is not None:
-                raise owned_elsewhere(owner, "Another replica holds this session by now. Try again.")
+                raise held_by(owner, "Another replica holds this session by now. Try again.")
             if self._runs_nothing(request):
                 # A plane holds a session only while it ends a dead owner's turn.
-                raise RunnerError("owned_elsewhere", "A plane runs no sessions itself. Try again.", retry_after=1)
+                raise owned_elsewhere("A plane runs no sessions itself. Try again.")
             return await handler(request)
         return await self._answer(request, handler, project, session_id)
 
@@ -97,7 +97,7 @@ class Forwarder:
                 if owner is None:
                     failed[target.replica_id] = None
                 elif not await self._owners.gone(owner.replica_id):
-                    raise owned_elsewhere(owner) from None
+                    raise held_by(owner) from None
             except RunnerError as error:
                 # Whoever was asked did nothing: it is full, or the session has moved since it was looked for.
                 if error.code == "runner_at_capacity" and owner is None and target is not None:
@@ -147,7 +147,7 @@ class Forwarder:
 
 
 def _maybe_taken(target: Elsewhere) -> RunnerError:
-    return owned_elsewhere(target, MAYBE_TAKEN)
+    return held_by(target, MAYBE_TAKEN)
 
 
 async def _refusal(asked: ClientResponse, target: Elsewhere) -> web.StreamResponse:

@@ -19,7 +19,7 @@ from runner.server.upstream import (
     Unreached,
     Whereabouts,
     error_in,
-    owned_elsewhere,
+    held_by,
     whole,
 )
 from runner.session.owners import Elsewhere
@@ -108,7 +108,7 @@ class RelayReader:
             sessions = self._relay.sessions
             return await sessions.follow(self._caller, self._session_id, self._cursor, True)
         if self._anchored:
-            raise owned_elsewhere(owner)
+            raise held_by(owner)
         return await self._upstream(owner)
 
     async def _look(self) -> Elsewhere | None:
@@ -124,7 +124,7 @@ class RelayReader:
         except Unreached:
             if await self._relay.owners.gone(owner.replica_id):
                 return None
-            raise owned_elsewhere(owner) from None
+            raise held_by(owner) from None
         if response.status == 200:
             return _Upstream(Chunks(response))
         raise error_in(await whole(Chunks(response)), owner)

@@ -23,7 +23,7 @@ from aiohttp import (
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.leases.port import ReplicaInfo
 from runner.session.owners import Elsewhere
 from runner.wire.problems import error_of
@@ -261,7 +261,7 @@ def error_in(body: bytes, target: Elsewhere) -> RunnerError:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         document = None
-    return error_of(document) if isinstance(document, dict) else owned_elsewhere(target)
+    return error_of(document) if isinstance(document, dict) else held_by(target)
 
 
 def path_of(request: web.Request) -> str:
@@ -285,7 +285,7 @@ def _kept(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDic
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped | named)
 
 
-def owned_elsewhere(target: Elsewhere, message: str | None = None) -> RunnerError:
+def held_by(target: Elsewhere, message: str | None = None) -> RunnerError:
     """The retryable refusal that names the owner (DESIGN 3.1.10)."""
     text = message or "The replica that holds this session cannot be reached; it is being recovered. Try again."
-    return RunnerError("owned_elsewhere", text, owner=target.replica_id, retry_after=1)
+    return owned_elsewhere(text, target.replica_id)

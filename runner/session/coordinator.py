@@ -327,7 +327,3 @@ class Coordinator:
         while self._runs and (left := deadline - self._services.clock.monotonic()) > 0:
             await asyncio.wait({task for _, task in self._runs.values()}, timeout=left)
             await asyncio.sleep(0)
-
-
-def _lost() -> RunnerError:
-    return RunnerError("execution_lost", "The runner stopped before this prompt had a result.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.errors import RunnerError
+from runner.errors import owned_elsewhere
 from runner.session.commands import Commands
 from runner.session.port import Reply
 from runner.session.services import Services
@@ -43,7 +43,7 @@ async def _end(services: Services, session: Session, now: int) -> None:
     if services.owners.shared:
         async with services.owners.alone(session.key, session.head.epoch, "delete") as epoch:
             if epoch is None:
-                raise RunnerError("owned_elsewhere", "Another turn has the session. Try again.", retry_after=1)
+                raise owned_elsewhere("Another turn has the session. Try again.")
             await services.reload(session)
             await _save(services, session, now)
     else:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from runner.errors import RunnerError, turn_in_use
+from runner.errors import RunnerError, owned_elsewhere, turn_in_use
 from runner.rules import admission
 from runner.rules.pool import Key
 from runner.session.admit import Overtaken
@@ -189,7 +189,7 @@ class Dispatching:
         }
         async with session.outbox.writing:
             if prompt.state is not PromptState.CANCELLED and queue.prompts.get(prompt.prompt_id) is not prompt:
-                raise RunnerError("owned_elsewhere", "Another replica has just taken this session.", retry_after=1)
+                raise owned_elsewhere("Another replica has just taken this session.")
             prompt.stored = True
             if prompt.state is not PromptState.CANCELLED:
                 queue.rules.persist(prompt.prompt_id)
@@ -237,9 +237,7 @@ class Dispatching:
         if await asyncio.shield(run.admitted):
             return Handle(self._services.store, session, prompt)
         if again:
-            raise RunnerError(
-                "owned_elsewhere", "Another replica has just taken this session. Try again.", retry_after=1
-            )
+            raise owned_elsewhere("Another replica has just taken this session. Try again.")
         return self._refused(session, prompt)
 
     def _refused(self, session: Session, prompt: Prompt) -> PromptHandle:

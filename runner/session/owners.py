@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from runner.clock import Clock
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane, Note, ReplicaInfo
 from runner.rules.pool import Key
 from runner.session.reconcile import close_session
@@ -206,7 +206,7 @@ class Owners:
         if turn is not None and (turn.outcome is not None or await self._closed_behind(turn)):
             return
         text = "Another replica runs this prompt. Try again to attach to it."
-        raise RunnerError("owned_elsewhere", text, owner=owner.replica_id if owner else None, retry_after=1)
+        raise owned_elsewhere(text, owner.replica_id if owner else None)
 
     async def _closed_behind(self, turn: TurnRow) -> bool:
         """``close_lost`` for a request: a client that goes away leaves no lease behind."""

@@ -18,7 +18,7 @@ from runner.acp.connection import (
     PromptAnswered,
     Updates,
 )
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.interactions import desk
 from runner.leases.port import Heartbeat
 from runner.rules import interaction
@@ -41,6 +41,7 @@ GONE_SECONDS: Final = 1.0
 RESUME_SECONDS: Final = 1.0
 HELD_BYTES: Final = 16 * 1024 * 1024
 FLOOD: Final = "paused_flood"
+TAKEN: Final = "Another runner has the session now."
 ENDED_BY: Final = {
     StopReason.KILL.value: Cause.STOPPED,
     StopReason.DELETE.value: Cause.STOPPED,
@@ -240,7 +241,7 @@ class PausedChains:
         now_ms = self._services.clock.now_ms()
         offer = self._offer(session, interaction_id)
         if offer is None and (elsewhere := await self._services.owners.elsewhere(*session.key)) is not None:
-            raise _owned_elsewhere(elsewhere.replica_id)
+            raise owned_elsewhere(TAKEN, elsewhere.replica_id)
         if offer is None or not interaction.open_for(InteractionStatus(row.status), row.expires_at, now_ms):
             why = "The agent no longer waits for this answer." if offer is None else "This question has expired."
             raise RunnerError("interaction_closed", why)
@@ -324,7 +325,7 @@ class PausedChains:
         if admitted and not took:
             return await self._not_taken(session, run, answering)
         if not admitted:
-            refusal = _owned_elsewhere(None) if self._services.owners.shared else None
+            refusal = owned_elsewhere(TAKEN) if self._services.owners.shared else None
             return await self._unclaim(session, answering, "The session could not be resumed.", refusal)
         row = desk.consumed(answering.row)
         session.outbox.questions([row])
@@ -365,10 +366,6 @@ class PausedChains:
 
 def _prompt_id(paused: Paused) -> str | None:
     return paused.prompt.prompt_id if paused.prompt is not None else None
-
-
-def _owned_elsewhere(owner: str | None) -> RunnerError:
-    return RunnerError("owned_elsewhere", "Another runner has the session now.", owner=owner, retry_after=1)
 
 
 def _known(row: InteractionRow) -> Reply:

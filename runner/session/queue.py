@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.rules import prompts as rules
 from runner.session.ending import result_outside_of_turns
 from runner.session.prompts import Prompt
@@ -248,7 +248,7 @@ class Queue:
         self.rules.drop_chain()
 
     def _give_up(self, prompt: Prompt) -> None:
-        error = RunnerError("owned_elsewhere", "Another replica has taken the session; ask again.", retry_after=1)
+        error = owned_elsewhere("Another replica has taken the session; ask again.")
         if not prompt.told and not prompt.result.done():
             session_id, prompt_id = self._session.session_id, prompt.prompt_id
             prompt.result.set_result(result_outside_of_turns(session_id, prompt_id, Outcome.FAILED, error=error))
