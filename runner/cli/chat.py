@@ -14,13 +14,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from runner.cli.prompt import Conversation, OnBusy, forwarded
+from runner.cli.prompt import (
+    Conversation,
+    Harness,
+    Mode,
+    Model,
+    OnBusy,
+    Permissions,
+    SessionId,
+    Workspace,
+    fields_of,
+    forwarded,
+    session_of,
+)
 from runner.cli.questions import approve_command, at_terminal, pending
 from runner.cli.terminal import FAILED, OK, Config, StateDir, run, say
 from runner.cli.turn_view import TextView, tell_result
 from runner.cli.typing_line import Abort, Key, Left, Line, Screen, Sent, keys_at_once, read_keys
 from runner.client import ApiError, Client
-from runner.ids import valid_id
 
 NOT_SENT: Final = "Message not sent"
 SHOWN_CHARS: Final = 20
@@ -29,20 +40,15 @@ HELP: Final = "Enter sends, Esc stops the current prompt, Ctrl-D leaves"
 
 
 def chat(
-    session: Annotated[str | None, typer.Option("--session", "-s", help="Session id; default a new one.")] = None,
-    harness: Annotated[str | None, typer.Option("--harness", help="Which coding agent.")] = None,
-    workspace: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="A directory to work in, in place (below [local] roots)."),
-    ] = None,
+    session: SessionId = None,
+    harness: Harness = None,
+    workspace: Workspace = None,
     on_busy: Annotated[
         OnBusy, typer.Option(help="When a turn runs: queue behind it, steer: stop it and go first, or reject.")
     ] = OnBusy.QUEUE,
-    mode: Annotated[str | None, typer.Option(help="The agent's mode.")] = None,
-    model: Annotated[str | None, typer.Option(help="The agent's model.")] = None,
-    permissions: Annotated[
-        str | None, typer.Option(help="What the agent may do unasked: ask, allow, deny or allow_reads.")
-    ] = None,
+    mode: Mode = None,
+    model: Model = None,
+    permissions: Permissions = None,
     state_dir: StateDir = None,
     config: Config = None,
 ) -> None:
@@ -50,15 +56,8 @@ def chat(
 
     Esc aborts the current prompt; what waits behind it runs. A message that is refused stays on the line.
     """
-    session_id = session or f"cli-{uuid.uuid4().hex[:12]}"
-    if not valid_id(session_id):
-        raise typer.BadParameter("must match [A-Za-z0-9_-]{1,128}", param_hint="--session")
-    given = {"harness": harness, "mode": mode, "model": model}
-    fields: dict[str, Any] = {"on_busy": on_busy.value, **{name: value for name, value in given.items() if value}}
-    if workspace is not None:
-        fields["workspace"] = {"path": str(workspace.resolve())}
-    if permissions is not None:
-        fields["permissions"] = {"default": permissions}
+    session_id = session_of(session)
+    fields = fields_of(on_busy, harness, mode, model, workspace, permissions)
     say(f"session {session_id}")
     raise typer.Exit(run(_chat(session_id, fields, at_terminal(), state_dir, config)))
 

@@ -45,23 +45,57 @@ class OnBusy(StrEnum):
     STEER = "steer"
 
 
+SessionId = Annotated[str | None, typer.Option("--session", "-s", help="Session id; default a new one.")]
+Harness = Annotated[str | None, typer.Option("--harness", help="Which coding agent.")]
+Workspace = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="A directory to work in, in place (below [local] roots)."),
+]
+Mode = Annotated[str | None, typer.Option(help="The agent's mode.")]
+Model = Annotated[str | None, typer.Option(help="The agent's model.")]
+Permissions = Annotated[
+    str | None, typer.Option(help="What the agent may do unasked: ask, allow, deny or allow_reads.")
+]
+
+
+def session_of(given: str | None) -> str:
+    """The session that a command talks to; a new one by default."""
+    session_id = given or f"cli-{uuid.uuid4().hex[:12]}"
+    if not valid_id(session_id):
+        raise typer.BadParameter("must match [A-Za-z0-9_-]{1,128}", param_hint="--session")
+    return session_id
+
+
+def fields_of(
+    on_busy: OnBusy,
+    harness: str | None,
+    mode: str | None,
+    model: str | None,
+    workspace: Path | None,
+    permissions: str | None,
+) -> dict[str, Any]:
+    """The fields of a dispatch that these options ask for."""
+    fields: dict[str, Any] = {"on_busy": on_busy.value}
+    fields.update({name: value for name, value in (("harness", harness), ("mode", mode), ("model", model)) if value})
+    if workspace is not None:
+        fields["workspace"] = {"path": str(workspace.resolve())}
+    if permissions is not None:
+        fields["permissions"] = {"default": permissions}
+    return fields
+
+
 def prompt(
     text: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
-    session: Annotated[str | None, typer.Option("--session", "-s", help="Session id; default a new one.")] = None,
-    harness: Annotated[str | None, typer.Option("--harness", help="Which coding agent.")] = None,
-    workspace: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="A directory to work in, in place (below [local] roots)."),
-    ] = None,
+    session: SessionId = None,
+    harness: Harness = None,
+    workspace: Workspace = None,
     on_busy: Annotated[
         OnBusy, typer.Option(help="When a turn runs: reject, queue behind it, or steer: stop it and go first.")
     ] = OnBusy.REJECT,
-    mode: Annotated[str | None, typer.Option(help="The agent's mode.")] = None,
-    model: Annotated[str | None, typer.Option(help="The agent's model.")] = None,
+    mode: Mode = None,
+    model: Model = None,
     env: Annotated[list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the agent.")] = None,
-    permissions: Annotated[
-        str | None, typer.Option(help="What the agent may do unasked: ask, allow, deny or allow_reads.")
-    ] = None,
+    permissions: Permissions = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the agent warm even when nobody reads.")] = False,
     as_json: AsJson = False,
     state_dir: StateDir = None,
@@ -75,17 +109,11 @@ def prompt(
     content = sys.stdin.read() if text == "-" else text
     if not content.strip():
         raise typer.BadParameter("is empty", param_hint="TEXT")
-    session_id = session or f"cli-{uuid.uuid4().hex[:12]}"
-    if not valid_id(session_id):
-        raise typer.BadParameter("must match [A-Za-z0-9_-]{1,128}", param_hint="--session")
-    fields: dict[str, Any] = {"prompt_id": f"cli_{uuid.uuid4().hex}", "on_busy": on_busy.value}
-    fields.update({name: value for name, value in (("harness", harness), ("mode", mode), ("model", model)) if value})
-    if workspace is not None:
-        fields["workspace"] = {"path": str(workspace.resolve())}
+    session_id = session_of(session)
+    fields = fields_of(on_busy, harness, mode, model, workspace, permissions)
+    fields["prompt_id"] = f"cli_{uuid.uuid4().hex}"
     if env:
         fields["env"] = _variables(env)
-    if permissions is not None:
-        fields["permissions"] = {"default": permissions}
     if keep:
         fields["keep_on_disconnect"] = True
     if session is None and not as_json:
