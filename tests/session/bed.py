@@ -245,6 +245,22 @@ class Bed:
     async def state(self, session_id: str = "s") -> str:
         return str((await self.sessions.view(CALLER, session_id))["state"])
 
+    async def die(self) -> None:
+        """End every task of the replica at once, as kill -9 does; its agents go with it."""
+        services = self.replica.services
+        for tasks in (services.tasks, services.beats._tasks, services.pool._tasks):
+            for task in list(tasks._live):
+                task.cancel()
+        await services.beats.close()
+        await asyncio.sleep(0)
+        for session in self.sessions._registry.all():
+            if session.outbox._timer is not None:
+                session.outbox._timer.cancel()
+        if services.pool._timer is not None:
+            services.pool._timer.cancel()
+        for sandbox in self.provider.sandboxes:
+            sandbox.agent.exit(137)
+
     async def close(self) -> None:
         await self.replica.close()
 

@@ -69,19 +69,7 @@ class Several:
     async def kill(self, replica_id: str, *, proven: bool = True) -> None:
         """End every task of a replica at once, as kill -9 does."""
         bed = self.beds.pop(replica_id)
-        services = bed.replica.services
-        for tasks in (services.tasks, services.beats._tasks, services.pool._tasks):
-            for task in list(tasks._live):
-                task.cancel()
-        await services.beats.close()
-        await asyncio.sleep(0)
-        for session in bed.sessions._registry.all():
-            if session.outbox._timer is not None:
-                session.outbox._timer.cancel()
-        if services.pool._timer is not None:
-            services.pool._timer.cancel()
-        for sandbox in bed.provider.sandboxes:
-            sandbox.agent.exit(137)
+        await bed.die()
         if proven:
             self.dead.add(replica_id)
 

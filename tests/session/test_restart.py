@@ -18,19 +18,7 @@ pytestmark = pytest.mark.virtual_time
 
 async def crash(bed: Bed) -> SlowStore:
     """End every task of a replica at once, as kill -9 does; its store as the disk has it."""
-    services = bed.replica.services
-    for tasks in (services.tasks, services.beats._tasks, services.pool._tasks):
-        for task in list(tasks._live):
-            task.cancel()
-    await services.beats.close()
-    await asyncio.sleep(0)
-    for session in bed.sessions._registry.all():
-        if session.outbox._timer is not None:
-            session.outbox._timer.cancel()
-    if services.pool._timer is not None:
-        services.pool._timer.cancel()
-    for sandbox in bed.provider.sandboxes:
-        sandbox.agent.exit(137)
+    await bed.die()
     survivor = SlowStore()
     for table in ("_sessions", "_turns", "_epochs", "_prompts", "_interactions", "_records", "_record_ids"):
         setattr(survivor, table, getattr(bed.store, table).copy())
