@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from runner.store.cursor import perform
 from runner.store.faults import is_busy, translated
 from runner.store.log import COPY_BACK_CHANGES, Changes, Log
 from runner.store.writes import Work
@@ -30,7 +31,7 @@ class Transaction:
     """Work that is done whole or not at all; ``rows`` is how many it writes at most."""
 
     future: asyncio.Future[Any]
-    work: Work
+    work: Work[Any]
     rows: int
 
 
@@ -210,7 +211,7 @@ def _apply(cursor: sqlite3.Cursor, item: Transaction, *, alone: bool) -> Answer:
     if not alone:
         cursor.execute("SAVEPOINT one")
     try:
-        written = item.work(cursor)
+        written = perform(item.work, cursor)
     except Exception as error:
         failure = translated(error)
         if failure.code == "store_unavailable" or not cursor.connection.in_transaction:

@@ -1,39 +1,68 @@
-"""What a write does inside its transaction, with a cursor in its hand; everything here runs to its end or raises."""
+"""What a write does inside its transaction, without a database in its hand: each is a generator of steps.
+
+A backend performs the steps in one transaction and sends each one's answer back: SQLite on a cursor (``cursor.py``),
+PostgreSQL on a connection (``postgres``). A generator that is left behind by an error wrote nothing.
+"""
 
 from __future__ import annotations
 
 import logging
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
+from runner.errors import RunnerError
 from runner.rules.command import OPEN
 from runner.rules.interaction import CLOSED
 from runner.rules.late import Standing, asked_late, late
 from runner.store import rows
-from runner.store.faults import translated
 from runner.store.port import Appended, CommandRow, InteractionRow, PromptRow, RecordRow
-from runner.store.sql import PLACED, Placed
 from runner.terms import Outcome
 
 log = logging.getLogger("runner.store")
 
-Statement = tuple[Placed, list[rows.Parameters]]
-Work = Callable[[sqlite3.Cursor], Any]
 
-SAVE_PROMPT: Final = PLACED["save_prompt"]
-SAVE_INTERACTION: Final = PLACED["save_interaction"]
-INSERT_RECORD: Final = PLACED["insert_record"]
-SET_ASIDE: Final = PLACED["set_aside"]
+class Run(NamedTuple):
+    """Write these rows with a named statement. Answer: how many rows one row of parameters changed."""
+
+    statement: str
+    rows: list[rows.Parameters]
 
 
-def together(statements: Sequence[Statement], *, guarded: bool = False) -> Work:
+class Ask(NamedTuple):
+    """Answer: the rows that a named statement finds."""
+
+    statement: str
+    parameters: rows.Parameters
+
+
+class Attempt(NamedTuple):
+    """Like ``Run``, but a row that is refused spoils nothing. Answer: the refusal, or None.
+
+    Of rows that came before the refused one some may be written.
+    """
+
+    statement: str
+    rows: list[rows.Parameters]
+
+
+T = TypeVar("T")
+Step = Run | Ask | Attempt
+Steps = Generator[Step, Any, T]
+Work = Callable[[], Steps[T]]
+
+SAVE_PROMPT: Final = "save_prompt"
+SAVE_INTERACTION: Final = "save_interaction"
+INSERT_RECORD: Final = "insert_record"
+SET_ASIDE: Final = "set_aside"
+
+
+def together(statements: Sequence[Run], *, guarded: bool = False) -> Work[bool]:
     """Statements with their rows, in order; the answer is whether they were written.
 
-    ``guarded``: nothing is written when the first one changes no row.
+    ``guarded``: nothing is written when the first one, of one row, changes none.
     """
-    return partial(_run, statements, guarded)
+    return partial(_together, statements, guarded=guarded)
 
 
 def appending(
@@ -41,160 +70,151 @@ def appending(
     interactions: Sequence[InteractionRow],
     prompts: Sequence[PromptRow],
     now: Callable[[], int],
-) -> Work:
+) -> Work[Appended]:
     """``Store.append``: late records are set aside, and then, or behind a late question, only records are written."""
 
-    def work(cursor: sqlite3.Cursor) -> Appended:
-        refused, unasked = _late(cursor, records), _asked_late(cursor, interactions)
+    def work() -> Steps[Appended]:
+        refused = yield from _late(records)
+        unasked = yield from _asked_late(interactions)
         if not refused and not unasked:
-            _run(many(records, interactions, prompts), False, cursor)
+            yield from _together(many(records, interactions, prompts))
             return Appended(len(records))
-        _run(many([row for place, row in enumerate(records) if place not in refused], (), ()), False, cursor)
+        fresh = [row for place, row in enumerate(records) if place not in refused]
+        yield from _together(many(fresh, (), ()))
         at = now()
         aside = [rows.quarantine_parameters(records[place], why, at) for place, why in refused.items()]
-        _run([(SET_ASIDE, aside)], False, cursor)
+        if aside:
+            yield Run(SET_ASIDE, aside)
         return Appended(len(records) - len(refused), len(refused) + unasked)
 
     return work
 
 
-def ending(guarded: Sequence[Statement], records: Sequence[RecordRow], at: int) -> Work:
+def ending(guarded: Sequence[Run], records: Sequence[RecordRow], at: int) -> Work[bool]:
     """``Store.end``: the turn's compare-and-set first; a record that is refused is set aside and keeps nobody back."""
 
-    def work(cursor: sqlite3.Cursor) -> bool:
-        if not _run(guarded, True, cursor):
-            return False
-        try:
-            _run(many(records, (), ()), False, cursor)
-        except Exception as error:
-            if translated(error).code == "store_unavailable":
-                raise
+    def work() -> Steps[bool]:
+        written = yield from _together(guarded, guarded=True)
+        if written and records and (yield Attempt(INSERT_RECORD, list(records))) is not None:
             for row in records:
-                _insert_or_set_aside(cursor, row, at)
-        return True
+                yield from _insert_or_set_aside(row, at)
+        return written
 
     return work
 
 
-def submitting(row: CommandRow) -> Work:
+def submitting(row: CommandRow) -> Work[CommandRow]:
     """``Store.submit_command``: the command that is stored now."""
 
-    def work(cursor: sqlite3.Cursor) -> CommandRow:
-        found = _repeated(cursor, row)
+    def work() -> Steps[CommandRow]:
+        found = yield from _repeated(row)
         of = (row.project, row.session_id)
         if found is None:
-            _run([(PLACED["insert_command"], [rows.command_parameters(row)])], False, cursor)
-            if _run([(PLACED["drop_commands"], [(*of, rows.COMMANDS_KEPT)])], True, cursor):
-                _run([(PLACED["drop_command_keys"], [of])], False, cursor)
+            yield Run("insert_command", [rows.command_parameters(row)])
+            if (yield Run("drop_commands", [(*of, rows.COMMANDS_KEPT)])):
+                yield Run("drop_command_keys", [of])
         if row.idempotency_key is not None:
             key = (*of, row.idempotency_key, (found or row).command_id)
-            _run([(PLACED["insert_command_key"], [key])], False, cursor)
+            yield Run("insert_command_key", [key])
         return found or row
 
     return work
 
 
-def claiming(project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int) -> Work:
+def claiming(
+    project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
+) -> Work[CommandRow | None]:
     """``Store.claim_command``: the claimed command, or None."""
 
-    def work(cursor: sqlite3.Cursor) -> CommandRow | None:
+    def work() -> Steps[CommandRow | None]:
         parameters = (project, command_id, replica_id, now, until, max_deliveries)
-        if not _run([(PLACED["claim_command"], [parameters])], True, cursor):
+        if not (yield Run("claim_command", [parameters])):
             return None
-        return _command(cursor, "command", project, command_id)
+        return (yield from _command("command", project, command_id))
 
     return work
 
 
 def many(
     records: Sequence[RecordRow], interactions: Sequence[InteractionRow], prompts: Sequence[PromptRow | None]
-) -> list[Statement]:
+) -> list[Run]:
     """Upserts of prompts and interactions, inserts of records; nothing for what is empty."""
-    statements: list[Statement] = []
+    statements: list[Run] = []
     known = [rows.prompt_parameters(row) for row in prompts if row is not None]
     if known:
-        statements.append((SAVE_PROMPT, known))
+        statements.append(Run(SAVE_PROMPT, known))
     if interactions:
-        statements.append((SAVE_INTERACTION, [rows.interaction_parameters(row) for row in interactions]))
+        statements.append(Run(SAVE_INTERACTION, [rows.interaction_parameters(row) for row in interactions]))
     if records:
-        statements.append((INSERT_RECORD, [rows.record_parameters(row) for row in records]))
+        statements.append(Run(INSERT_RECORD, [rows.record_parameters(row) for row in records]))
     return statements
 
 
-def _run(statements: Sequence[Statement], guarded: bool, cursor: sqlite3.Cursor) -> bool:
-    for statement, parameters in statements:
-        if len(parameters) == 1:
-            cursor.execute(statement.text, statement.place(parameters[0]))
-        else:
-            cursor.executemany(statement.text, [statement.place(row) for row in parameters])
-        if guarded and cursor.rowcount == 0:
+def _together(statements: Sequence[Run], *, guarded: bool = False) -> Steps[bool]:
+    for statement in statements:
+        changed = yield statement
+        if guarded and not changed:
             return False
         guarded = False
     return True
 
 
-def _insert_or_set_aside(cursor: sqlite3.Cursor, row: RecordRow, at: int) -> None:
-    for place in (INSERT_RECORD, SET_ASIDE):
-        parameters = row if place is INSERT_RECORD else rows.quarantine_parameters(row, rows.REFUSED, at)
-        try:
-            _run([(place, [parameters])], False, cursor)
+def _insert_or_set_aside(row: RecordRow, at: int) -> Steps[None]:
+    for statement in (INSERT_RECORD, SET_ASIDE):
+        parameters = row if statement is INSERT_RECORD else rows.quarantine_parameters(row, rows.REFUSED, at)
+        error: RunnerError | None = yield Attempt(statement, [parameters])
+        if error is None:
             return
-        except Exception as error:
-            if translated(error).code == "store_unavailable":
-                raise
-            log.error("record %s (%s) of session %s is refused: %s", row.record_id, row.type, row.session_id, error)
+        log.error("record %s (%s) of session %s: %s", row.record_id, row.type, row.session_id, error.message)
 
 
-def _late(cursor: sqlite3.Cursor, records: Sequence[RecordRow]) -> dict[int, str]:
+def _late(records: Sequence[RecordRow]) -> Steps[dict[int, str]]:
     """Places of the records that do not count, with the reason; one that is stored already counts."""
     standings: dict[tuple[str, str, str | None], tuple[int, int, Standing | None]] = {}
     refused: dict[int, str] = {}
     for place, row in enumerate(records):
         of = (row.project, row.session_id, row.turn_id)
         if of not in standings:
-            standings[of] = _standing(cursor, *of)
+            standings[of] = yield from _standing(*of)
         newest, head, turn = standings[of]
         why = late(row.turn_id, row.epoch, turn, newest, head)
-        if why is not None and not _rows(cursor, "record_exists", row.project, row.record_id):
+        if why is not None and not (yield Ask("record_exists", (row.project, row.record_id))):
             refused[place] = why
     return refused
 
 
-def _asked_late(cursor: sqlite3.Cursor, interactions: Sequence[InteractionRow]) -> int:
+def _asked_late(interactions: Sequence[InteractionRow]) -> Steps[int]:
     """How many open questions are new and of a turn that may not ask any more."""
     found = 0
     for row in interactions:
         if row.status not in CLOSED:
-            newest, _, turn = _standing(cursor, row.project, row.session_id, row.turn_id)
-            if asked_late(turn, newest) and not _rows(cursor, "interaction", row.project, row.interaction_id):
+            newest, _, turn = yield from _standing(row.project, row.session_id, row.turn_id)
+            if asked_late(turn, newest) and not (yield Ask("interaction", (row.project, row.interaction_id))):
                 found += 1
     return found
 
 
-def _standing(
-    cursor: sqlite3.Cursor, project: str, session_id: str, turn_id: str | None
-) -> tuple[int, int, Standing | None]:
+def _standing(project: str, session_id: str, turn_id: str | None) -> Steps[tuple[int, int, Standing | None]]:
     """The epochs of the session's newest turn and of its head, and how the turn stands."""
-    ((newest, head, epoch, outcome),) = _rows(cursor, "standing", project, session_id, turn_id)
-    turn = Standing(epoch, outcome is not None, outcome == Outcome.PAUSED) if epoch is not None else None
-    return newest or 0, head or 0, turn
+    ((newest, head, epoch, outcome),) = yield Ask("standing", (project, session_id, turn_id))
+    return newest or 0, head or 0, standing_of(epoch, outcome)
 
 
-def _repeated(cursor: sqlite3.Cursor, row: CommandRow) -> CommandRow | None:
+def standing_of(epoch: int | None, outcome: str | None) -> Standing | None:
+    """How a turn stands, of what its row says; None without one."""
+    return Standing(epoch, outcome is not None, outcome == Outcome.PAUSED) if epoch is not None else None
+
+
+def _repeated(row: CommandRow) -> Steps[CommandRow | None]:
     """The stored command that one repeats: by its id, by its key, or an open one for the same."""
-    found = _command(cursor, "command", row.project, row.command_id)
+    found = yield from _command("command", row.project, row.command_id)
     if found is None and row.idempotency_key is not None:
-        found = _command(cursor, "command_of_key", row.project, row.session_id, row.idempotency_key)
+        found = yield from _command("command_of_key", row.project, row.session_id, row.idempotency_key)
     if found is None and row.state in OPEN:
-        found = _command(cursor, "same_command", row.project, row.session_id, row.kind, row.turn_id)
+        found = yield from _command("same_command", row.project, row.session_id, row.kind, row.turn_id)
     return found
 
 
-def _command(cursor: sqlite3.Cursor, name: str, *parameters: Any) -> CommandRow | None:
-    found = _rows(cursor, name, *parameters)
+def _command(name: str, *parameters: Any) -> Steps[CommandRow | None]:
+    found = yield Ask(name, parameters)
     return rows.command_row(found[0]) if found else None
-
-
-def _rows(cursor: sqlite3.Cursor, name: str, *parameters: Any) -> list[Any]:
-    statement = PLACED[name]
-    return cursor.execute(statement.text, statement.place(parameters)).fetchall()

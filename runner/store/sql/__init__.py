@@ -47,6 +47,10 @@ class Placed:
         """Numbered parameters in the order of their places."""
         return parameters if self._order is None else tuple([parameters[number] for number in self._order])
 
+    def place_all(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """``place`` for each of many."""
+        return rows if self._order is None else [self.place(row) for row in rows]
+
 
 STATEMENTS: Final = named(load("statements.sql"))
 PLACED: Final = {name: Placed(text) for name, text in STATEMENTS.items()}
