@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.harness_fixture import installed_harnesses, pytest_collection_modifyitems
+from tests.postgres_server import postgres_process, postgres_server, postgres_url
 from tests.redis_server import redis_process, redis_server
 from tests.virtual_time import LoopClock, VirtualTimeLoop
 
 __all__ = [
     "clock",
     "installed_harnesses",
+    "postgres_process",
+    "postgres_server",
+    "postgres_url",
     "pytest_asyncio_loop_factories",
     "pytest_collection_modifyitems",
     "redis_process",
