@@ -78,7 +78,7 @@ async def open_store(settings: Settings, state_dir: Path, clock: Clock, spooling
     if settings.store.url:
         return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
     if not is_http(settings):
-        return await SqliteStore.open(state_dir / "store.sqlite3")
+        return await SqliteStore.open(state_dir / "store.sqlite3", upgrade=True)
     from runner.store.http import HttpStore
     from runner.store.spool import SpooledStore
 

@@ -46,15 +46,23 @@ class SqliteStore(SqlStore):
             thread.start()
 
     @classmethod
-    async def open(cls, path: Path, mint: Callable[[str], str] | None = None, clock: Clock | None = None) -> Self:
+    async def open(
+        cls,
+        path: Path,
+        mint: Callable[[str], str] | None = None,
+        clock: Clock | None = None,
+        *,
+        upgrade: bool = False,
+    ) -> Self:
         """Open or create the database; a new one gets mode 0600 and a ``store_id`` from ``mint("store")``.
 
-        A file of an earlier schema version is brought to this one. ``clock`` tells when a late record was set aside.
+        ``clock`` tells when a late record was set aside. ``upgrade``: a file of an earlier schema version is brought to
+        this one; without it the file is refused, since other processes may be using it.
 
         Raises:
-            RunnerError: ``store_unavailable``: the file cannot be used, or has a newer schema version.
+            RunnerError: ``store_unavailable``: the file cannot be used, or has another schema version.
         """
-        opened = await asyncio.to_thread(sqlite_file.open_file, path, mint or Ids().mint)
+        opened = await asyncio.to_thread(sqlite_file.open_file, path, mint or Ids().mint, upgrade=upgrade)
         return cls(*opened, clock or SystemClock())
 
     async def close(self) -> None:

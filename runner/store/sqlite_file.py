@@ -14,40 +14,39 @@ from typing import Final
 from runner.errors import RunnerError
 from runner.store.faults import is_busy
 from runner.store.log import checkpoint
-from runner.store.sql import SCHEMA_VERSION, schema_steps
+from runner.store.sql.schema import APPLICATION_ID, SCHEMA_VERSION, creation, foreign, refusal
 
-APPLICATION_ID: Final = 0x41435052
 PAGE_BYTES: Final = 2048
 BUSY_SECONDS: Final = 5.0
 ASK_AGAIN_SECONDS: Final = 0.02
 WAL_KEPT_BYTES: Final = 8 * 1024 * 1024
 
 
-def open_file(path: Path, mint: Callable[[str], str]) -> tuple[str, list[sqlite3.Connection]]:
+def open_file(path: Path, mint: Callable[[str], str], *, upgrade: bool = False) -> tuple[str, list[sqlite3.Connection]]:
     """The store's id, and connections for: the writer, the reader, the copier, the loop. Blocks; for a thread.
 
     Another process may create or migrate the same file at this moment: it is waited for. The writer's and the loop's
-    connection never wait for a lock by themselves.
+    connection never wait for a lock by themselves. ``upgrade``: a file of an earlier schema version is migrated.
 
     Raises:
-        RunnerError: ``store_unavailable``: the file cannot be used, is another program's, or has a newer schema.
+        RunnerError: ``store_unavailable``: the file cannot be used, is another program's, or has another schema.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            return _open(path, mint)
+            return _open(path, mint, upgrade)
         except (OSError, sqlite3.Error) as error:
             if not is_busy(error) or time.monotonic() > deadline:
                 raise RunnerError("store_unavailable", f"The store {path} cannot be used: {error}.") from error
         time.sleep(ASK_AGAIN_SECONDS)
 
 
-def _open(path: Path, mint: Callable[[str], str]) -> tuple[str, list[sqlite3.Connection]]:
+def _open(path: Path, mint: Callable[[str], str], upgrade: bool) -> tuple[str, list[sqlite3.Connection]]:
     connections: list[sqlite3.Connection] = []
     try:
-        _own(path)
+        own(path)
         connections.append(_connect(path))
-        store_id = _prepare(connections[0], path, mint)
+        store_id = _prepare(connections[0], path, mint, upgrade)
         connections += [_connect(path) for _ in range(3)]
         connections[1].execute("PRAGMA query_only = ON")
         checkpoint(connections[0])
@@ -60,7 +59,7 @@ def _open(path: Path, mint: Callable[[str], str]) -> tuple[str, list[sqlite3.Con
     return store_id, connections
 
 
-def _own(path: Path) -> None:
+def own(path: Path) -> None:
     """Create the file, or take its permissions from everybody else.
 
     A file that is there is not opened: closing it again would drop the locks that SQLite holds in this process.
@@ -86,19 +85,19 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, mint: Callable[[str], str]) -> str:
+def _prepare(connection: sqlite3.Connection, path: Path, mint: Callable[[str], str], upgrade: bool) -> str:
     """Create the schema in an empty file or bring an earlier one to this version, refuse any other; the store's id."""
     with closing(connection.cursor()) as cursor:
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            version = _version(cursor, path)
-            if version < SCHEMA_VERSION:
-                for statement in schema_steps(version):
-                    cursor.execute(statement)
-                cursor.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            version = version_of(cursor, str(path))
             if version == 0:
-                cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                cursor.execute("INSERT INTO meta (name, value) VALUES ('store_id', ?)", (mint("store"),))
+                for statement in creation("sqlite", mint("store")):
+                    cursor.execute(statement)
+            elif version < SCHEMA_VERSION and upgrade:
+                _upgrade(cursor, version, mint)
+            elif version != SCHEMA_VERSION:
+                raise refusal(str(path), version)
             (store_id,) = cursor.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()
         except BaseException:
             cursor.execute("ROLLBACK")
@@ -107,18 +106,27 @@ def _prepare(connection: sqlite3.Connection, path: Path, mint: Callable[[str], s
         return str(store_id)
 
 
-def _version(cursor: sqlite3.Cursor, path: Path) -> int:
-    """The file's schema version, 0 when it is empty."""
-    (tables,) = cursor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+def _upgrade(cursor: sqlite3.Cursor, version: int, mint: Callable[[str], str]) -> None:
+    # Alembic takes a third of a second to import, and a file is migrated once.
+    from runner.store.migrations.chain import steps
+    from runner.store.migrations.sqlite import perform
+
+    perform(cursor, steps("sqlite", version, SCHEMA_VERSION, mint))
+
+
+def version_of(cursor: sqlite3.Cursor, where: str) -> int:
+    """The file's schema version, 0 when it is empty.
+
+    Raises:
+        RunnerError: ``store_unavailable``: it is another program's.
+    """
+    (tables,) = cursor.execute(
+        "SELECT count(*) FROM sqlite_schema WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+    ).fetchone()
     if tables == 0:
         return 0
     (application,) = cursor.execute("PRAGMA application_id").fetchone()
-    if application != APPLICATION_ID:
-        raise RunnerError("store_unavailable", f"{path} is a database of another program.")
     (version,) = cursor.execute("PRAGMA user_version").fetchone()
-    if not 0 < version <= SCHEMA_VERSION:
-        raise RunnerError(
-            "store_unavailable",
-            f"{path} has schema version {version}; this runner needs version {SCHEMA_VERSION}.",
-        )
+    if application != APPLICATION_ID or version <= 0:
+        raise foreign(where)
     return int(version)

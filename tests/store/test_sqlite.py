@@ -17,7 +17,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.store import sqlite_file
-from runner.store.sql import PLACED, SCHEMA_VERSION, Placed, named
+from runner.store.sql import PLACED, Placed, named
 from runner.store.sqlite import SqliteStore
 from tests.store.rows import PROJECT, admission, ending, prompt, question, record, session, turn
 
@@ -83,17 +83,6 @@ async def test_close_finishes_queued_writes(tmp_path: Path):
     store = await SqliteStore.open(tmp_path / "db")
     assert len(await store.records(PROJECT, "s", None, 1000)) == 500
     await store.close()
-
-
-async def test_another_schema_version_refuses_to_open(tmp_path: Path):
-    path = tmp_path / "db"
-    await (await SqliteStore.open(path)).close()
-    connection = connect(path)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    connection.close()
-    message = await refused(path)
-    assert f"schema version {SCHEMA_VERSION + 1}" in message
-    assert f"needs version {SCHEMA_VERSION}" in message
 
 
 async def test_a_foreign_database_is_left_alone(tmp_path: Path):

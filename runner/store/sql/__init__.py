@@ -1,4 +1,4 @@
-"""SQL by name: the statements of every backend, and SQLite's schema, one file for each version of it.
+"""SQL by name: the statements of every backend, and the schema (``schema.py``).
 
 A statement's parameters are numbered ``?1``, ``?2``, …; PostgreSQL reads them as ``$1``, ``$2``, ….
 """
@@ -9,18 +9,10 @@ import re
 from importlib.resources import files
 from typing import Any, Final
 
-SCHEMA_VERSION: Final = 3
-
 
 def load(name: str) -> str:
     """The text of one file of this folder."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
-
-
-def schema_steps(version: int) -> list[str]:
-    """The statements that lead from a schema version to ``SCHEMA_VERSION``; 0 is an empty file."""
-    files_of = (load(f"schema_{step}.sql") for step in range(version + 1, SCHEMA_VERSION + 1))
-    return [statement for text in files_of for statement in text.split(";\n") if statement.strip()]
 
 
 def named(text: str) -> dict[str, str]:

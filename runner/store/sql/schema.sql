@@ -34,7 +34,8 @@ CREATE TABLE turns (
     PRIMARY KEY (project, session_id, epoch)
 );
 CREATE UNIQUE INDEX turns_id ON turns (project, turn_id);
-CREATE INDEX turns_open ON turns (project) WHERE outcome IS NULL;
+CREATE INDEX turns_open ON turns (project, session_id) WHERE outcome IS NULL;
+CREATE INDEX turns_paused ON turns (project, session_id, epoch) WHERE outcome = 'paused';
 
 CREATE TABLE prompts (
     project TEXT NOT NULL,
@@ -46,8 +47,13 @@ CREATE TABLE prompts (
     created_at INTEGER NOT NULL,
     content TEXT NOT NULL,
     result TEXT,
+    kind TEXT NOT NULL DEFAULT 'prompt',
+    seq INTEGER NOT NULL DEFAULT 0,
+    options TEXT NOT NULL DEFAULT '{}',
     PRIMARY KEY (project, session_id, prompt_id)
 );
+CREATE INDEX prompts_waiting ON prompts (project, session_id, seq) WHERE state = 'queued';
+CREATE INDEX prompts_context ON prompts (project, session_id, seq) WHERE kind <> 'prompt';
 
 CREATE TABLE interactions (
     seq INTEGER PRIMARY KEY,
@@ -64,6 +70,7 @@ CREATE TABLE interactions (
     UNIQUE (project, interaction_id)
 );
 CREATE INDEX interactions_created ON interactions (project, session_id, created_at);
+CREATE INDEX interactions_status ON interactions (status, created_at);
 
 CREATE TABLE records (
     project TEXT NOT NULL,
@@ -79,3 +86,53 @@ CREATE TABLE records (
     PRIMARY KEY (project, session_id, epoch, n)
 );
 CREATE UNIQUE INDEX records_id ON records (project, record_id);
+
+CREATE TABLE commands (
+    seq INTEGER PRIMARY KEY,
+    project TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    command_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    turn_id TEXT,
+    arrived_at INTEGER NOT NULL,
+    idempotency_key TEXT,
+    arguments TEXT NOT NULL,
+    outcome TEXT,
+    claimed_by TEXT,
+    claimed_until INTEGER,
+    deliveries INTEGER NOT NULL,
+    finished_at INTEGER,
+    UNIQUE (project, command_id)
+);
+CREATE UNIQUE INDEX commands_open ON commands (project, session_id, kind, COALESCE(turn_id, ''))
+WHERE state IN ('pending', 'claimed');
+CREATE INDEX commands_unfinished ON commands (project, session_id) WHERE finished_at IS NULL;
+CREATE INDEX commands_session ON commands (project, session_id, seq);
+
+CREATE TABLE command_keys (
+    project TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    command_id TEXT NOT NULL,
+    PRIMARY KEY (project, session_id, idempotency_key)
+) WITHOUT ROWID;
+
+CREATE TABLE quarantine (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    project TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    record_id TEXT NOT NULL,
+    turn_id TEXT,
+    prompt_id TEXT,
+    epoch INTEGER NOT NULL,
+    n INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    data BLOB NOT NULL,
+    at INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    aside_at INTEGER NOT NULL,
+    UNIQUE (project, record_id)
+);
+CREATE INDEX quarantine_order ON quarantine (project, seq);
+CREATE INDEX quarantine_session ON quarantine (project, session_id);

@@ -1,0 +1,1 @@
+"""The revisions, one file each; the chain is written in their ``down_revision``."""
