@@ -12,6 +12,8 @@ from runner.leases.port import Phase
 from runner.rules.prompts import Move
 from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
+from runner.rules.usage import with_turn
+from runner.session import usage
 from runner.session.context import TurnContext
 from runner.session.ending import result_of
 from runner.session.issued import Issued, rows_of_ending
@@ -155,6 +157,7 @@ def _place_seat(turn: TurnContext, end: End, seat: Parked | Destroyed | None) ->
         turn.services.pool.destroy(live.seat, seat.verdict)
         return
     live.turns += 1
+    usage.parks(turn.services, turn.session, live)
     turn.services.pool.park(live, parked)
 
 
@@ -175,8 +178,9 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
     if turn.machine.frame_sent:
         session.agent_state["has_context"] = True
         session.agent_state["unanswered"] = end.outcome is not Outcome.COMPLETED
+    usage.turn_ends(turn)
     result = result_of(turn, end, turn.services.clock.monotonic())
-    session.usage.update(result["usage"])
+    before, session.usage = session.usage, with_turn(session.usage, result["usage"])
     async with session.outbox.writing:
         turn.journal.hold()
         _last_events(turn, end)
@@ -186,6 +190,7 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
     if written is False:
         await session.outbox.set_aside(ending)
         turn.journal.discard()
+        session.usage = before
         return None
     if written is None:
         session.outbox.owe(ending)

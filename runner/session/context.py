@@ -10,6 +10,7 @@ from runner.leases.port import Heartbeat, Phase
 from runner.rules import turn
 from runner.rules.limits import Limits
 from runner.rules.resume import FIRST_UPDATE_SECONDS
+from runner.rules.usage import Meter
 from runner.session.effective import Effective
 from runner.session.ending import Times
 from runner.session.issued import Issued
@@ -46,6 +47,7 @@ class TurnContext:
         unsure: its settings were given up half-way: what is in force in the agent is not known.
         closed: interactions that got their last status before its driver ran.
         commands: those that stop it: its ending settles them.
+        meter: what it costs.
     """
 
     services: Services
@@ -76,6 +78,7 @@ class TurnContext:
     driver: Driver | None = None
     closed: list[InteractionRow] = field(default_factory=list)
     commands: list[Issued] = field(default_factory=list)
+    meter: Meter = field(default_factory=Meter)
 
     def beat(self, phase: Phase, *, parked: bool = False) -> Heartbeat:
         """A heartbeat of this turn."""
@@ -134,7 +137,15 @@ class TurnContext:
         stored = known.as_json() if known is not None else None
         news = stored != self.session.agent_state.get("agent")
         self.session.agent_state["agent"] = stored
+        self.remember_spent()
         return news
+
+    def remember_spent(self) -> None:
+        """What the agent session has cost so far: an agent that goes on with it counts on from there."""
+        if self.live is not None and self.live.spent:
+            self.session.agent_state["spent"] = dict(self.live.spent)
+        else:
+            self.session.agent_state.pop("spent", None)
 
     def agent_answered(self, live: LiveSeat) -> None:
         """The agent answered a prompt as it should: its agent session can be gone on with."""
@@ -152,6 +163,7 @@ class TurnContext:
             policy=self.effective.policy,
             limits=_of_loaded(self.effective.limits) if live.loaded else self.effective.limits,
             tuning=Tuning(tuning.settle_seconds, tuning.pause_quiet_ms / 1000),
+            meter=self.meter,
             clock=services.clock,
             started_at=self.times.begun,
             mint=lambda: services.ids.mint("int"),

@@ -56,7 +56,7 @@ def result_of(turn: TurnContext, end: End, now: float) -> dict[str, Any]:
         result["error"] = turn.session.redactor.tree(end.error.as_event())
     result |= {
         "text": turn.journal.text,
-        "usage": turn.session.redactor.tree(dict(turn.driver.usage)) if turn.driver is not None else {},
+        "usage": turn.meter.usage(now - turn.times.begun),
         "start": turn.start,
         "reason": turn.reason,
         "timings": turn.times.timings(now),

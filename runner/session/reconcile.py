@@ -16,6 +16,7 @@ from runner.rules import command as rules
 from runner.rules.interaction import UNCLAIMED, Cause
 from runner.rules.pool import Key
 from runner.rules.unfinished import READ, Unfinished, unfinished
+from runner.rules.usage import Meter, spent_of, with_turn
 from runner.session.ending import Times, result_without_agent
 from runner.session.history import pages
 from runner.store.port import CommandRow, Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
@@ -125,7 +126,9 @@ async def _save(store: Store, closing: _Closing, questions: list[InteractionRow]
         await store.append(records, questions, failed)
         await store.save_session(head)
         return
-    result = _result(turn, turn.prompt_id)
+    usage = await _used(store, closing.session, turn)
+    result = _result(turn, turn.prompt_id) | {"usage": usage}
+    head = replace(head, usage=with_turn(head.usage, usage))
     failed = [row if row.result and row.prompt_id != turn.prompt_id else _interrupted(turn, row) for row in failed]
     own = next((row for row in failed if row.prompt_id == turn.prompt_id), None)
     others = [row for row in failed if row.prompt_id != turn.prompt_id]
@@ -136,6 +139,17 @@ async def _save(store: Store, closing: _Closing, questions: list[InteractionRow]
         if row.turn_id == turn.turn_id
     ]
     await store.end(Ending(head, ended, own, questions, records, others, commands))
+
+
+async def _used(store: Store, session: SessionRow, turn: TurnRow) -> dict[str, Any]:
+    """What is known of a lost turn's usage: what its agent told while it ran, and how long it showed something."""
+    meter, spent, last = Meter(), spent_of(session.agent_state.get("spent")), turn.started_at
+    async for rows in pages(store, (turn.project, turn.session_id), (turn.epoch, 0)):
+        for row in rows:
+            last = max(last, row.at) if row.turn_id == turn.turn_id else last
+            if row.turn_id == turn.turn_id and row.type == EventType.USAGE:
+                meter.told(orjson.loads(row.data), spent)
+    return meter.usage((last - turn.started_at) / 1000)
 
 
 def _settled(command: CommandRow, at: int) -> CommandRow:

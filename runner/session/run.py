@@ -124,6 +124,11 @@ class TurnRun:
         return self._turn.times.begun
 
     @property
+    def sandbox_seconds(self) -> float:
+        """How long it had a sandbox, as far as that is counted."""
+        return self._turn.meter.sandbox_seconds
+
+    @property
     def commands(self) -> list[Issued]:
         """The commands that its ending settles."""
         return self._turn.commands

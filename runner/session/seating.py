@@ -13,7 +13,8 @@ from runner.rules.pool import Cold, Full, Hit
 from runner.rules.prompts import Move
 from runner.rules.resume import AgentSession, failures_of, obstacle
 from runner.rules.reuse import reuse_verdict
-from runner.session import chain
+from runner.rules.usage import spent_of
+from runner.session import chain, usage
 from runner.session.context import TurnContext
 from runner.session.opening import ResumeStuck
 from runner.session.prompts import Prompt
@@ -103,6 +104,7 @@ class Seating:
             turn.services.pool.destroy(seat, "agent_exited")
             return None
         live.take()
+        usage.takes(turn, live)
         turn.live, turn.start, turn.reason = live, "hit", "hit"
         return live
 
@@ -180,6 +182,7 @@ class Seating:
                 live = services.pool.live(turn.session.key)
                 assert live is not None
                 live.take()
+                usage.takes(turn, live)
                 turn.start, turn.reason = "hit", "hit"
                 # Whoever started this agent sent it nothing: it knows no more than a new one.
                 turn.preface, turn.context_lost = live.preface, live.preface is not None
@@ -236,9 +239,11 @@ class Seating:
             if not await pool.make_room(cold):
                 raise RunnerError("provider_at_capacity", "A sandbox that must make room is still being torn down.")
             why, known = await self._known() if turn.context_lost else (None, None)
-            live = await provisioner.start(
-                cold.seat, turn.effective, lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict), known
-            )
+            with usage.start(turn) as started:
+                live = await provisioner.start(
+                    cold.seat, turn.effective, lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict), known
+                )
+                started(live)
         except (RunnerError, ResumeStuck) as error:
             return error
         pool.attach(live)
@@ -267,6 +272,7 @@ class Seating:
         known = AgentSession.of(turn.session.agent_state.get("agent"))
         if live.resumed:
             live.agent_session = known
+            live.spent = spent_of(turn.session.agent_state.get("spent"))
             turn.start, turn.context_lost = Start.RESUMED.value, False
             live.seat.start = turn.start
             return

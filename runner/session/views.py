@@ -8,7 +8,9 @@ from typing import Any
 from runner.clock import rfc3339
 from runner.pool.pool import Pool, warm_until
 from runner.rules.story import Told, render
+from runner.rules.usage import cleaned
 from runner.session.session import LastTurn, Session
+from runner.session.usage import usage_now
 from runner.store.port import CommandRow, InteractionRow, SessionRow, TurnRow
 from runner.terms import InteractionStatus, SessionState
 from runner.turn.live import LiveSeat
@@ -30,7 +32,7 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
         "isolation": live.sandbox.isolation if live is not None else None,
         "last_turn": _last(session.last_turn),
         "open_interactions": [row.interaction_id for row in open_questions(session)],
-        "usage": session.usage,
+        "usage": usage_now(session, live, now),
         "created_at": rfc3339(session.created_at),
         "updated_at": rfc3339(session.updated_at),
     }
@@ -57,7 +59,7 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[Inte
         "isolation": None,
         "last_turn": _last(LastTurn.of(last_turn)),
         "open_interactions": [question.interaction_id for question in asked],
-        "usage": row.usage,
+        "usage": cleaned(row.usage),
         "created_at": rfc3339(row.created_at),
         "updated_at": rfc3339(row.updated_at),
     }

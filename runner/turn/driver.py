@@ -29,6 +29,7 @@ from runner.rules import turn as rules
 from runner.rules.interaction import Cause
 from runner.rules.limits import Limits, Progress, first_due
 from runner.rules.stale import gone, stale
+from runner.rules.usage import Meter
 from runner.store.port import InteractionRow
 from runner.terms import EventType, Outcome, StopReason, TurnPhase
 from runner.turn.journal import Journal
@@ -64,6 +65,7 @@ class Driver:
         policy: permission.Policy,
         limits: Limits,
         tuning: Tuning,
+        meter: Meter,
         clock: Clock,
         started_at: float,
         mint: Callable[[], str],
@@ -76,7 +78,7 @@ class Driver:
         self.questions = Questions(live, journal, clock, mint, on_closed=on_closed)
         self._save_question = save_question
         self.first_update_at: float | None = None
-        self.usage: dict[str, Any] = {}
+        self._meter = meter
         self._policy = policy
         self._limits = limits
         self._tuning = tuning
@@ -290,12 +292,10 @@ class Driver:
         if item.request_id != self.live.prompt_request:
             return
         result = item.result if isinstance(item.result, dict) else {}
-        usage = result.get("usage")
-        if self._is_stale(item, bool(usage)):
+        if self._is_stale(item, bool(result.get("usage"))):
             self._send_frame()
             return
-        if isinstance(usage, dict):
-            self.usage.update(usage)
+        self._meter.answered(result.get("usage"))
         word = result.get("stopReason")
         code, message = (item.error.code, item.error.message) if item.error is not None else (None, "")
         self.journal.close_block()
@@ -323,7 +323,7 @@ class Driver:
                 self._tools.report(payload)
             else:
                 if kind == EventType.USAGE:
-                    self.usage.update(payload)
+                    self._meter.told(payload, self.live.spent)
                 elif kind == EventType.SESSION_INFO:
                     self.live.learn(payload)
                 self.journal.event(EventType(kind), payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from runner.interactions import desk
 from runner.rules import elicitation, permission
 from runner.rules.pool import Seat
 from runner.rules.resume import AgentSession
+from runner.rules.usage import Spent
 from runner.sandbox.port import Mark, Sandbox
 from runner.terms import TERMINAL_TOOL_STATUSES
 
@@ -69,7 +71,9 @@ class LiveSeat:
     ``preface``: what its agent must still be told of the session with the next frame;
     ``answers_twice``: its harness may answer the first prompt behind a cancel with the old one's ending; ``cancelled``:
     the last prompt was cancelled;
-    ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments.
+    ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments;
+    ``spent``: what its agent session has cost so far, as it was last told;
+    ``counted_at``: loop time until which its seconds are counted; ``on_leave``: counts the last of them.
     """
 
     seat: Seat
@@ -96,6 +100,9 @@ class LiveSeat:
     answers_twice: bool = False
     cancelled: bool = False
     preface: str | None = None
+    spent: Spent = field(default_factory=dict)
+    counted_at: float = 0.0
+    on_leave: Callable[[], None] | None = None
 
     @property
     def loaded(self) -> bool:
@@ -170,6 +177,15 @@ class LiveSeat:
     def leave(self) -> None:
         """The seat is out of the map: nobody listens any more."""
         self.inbox.on_items = None
+        on_leave, self.on_leave = self.on_leave, None
+        if on_leave is not None:
+            on_leave()
+        self.counted_at = math.inf
+
+    def uncounted(self, now: float) -> float:
+        """Its sandbox's seconds since they were last counted; the caller counts them. None are left of one that left."""
+        seconds, self.counted_at = max(0.0, now - self.counted_at), max(now, self.counted_at)
+        return seconds
 
 
 def _info(item: Item) -> list[dict[str, Any]]:
