@@ -132,8 +132,9 @@ def _cost(given: Any) -> tuple[str, float | None]:
     if not isinstance(given, Mapping) or not _is_amount(given.get("amount")):
         return UNKNOWN_CURRENCY, None
     currency = given.get("currency")
-    named = isinstance(currency, str) and currency.isascii() and currency.isalpha()
-    return currency if named and len(currency) <= MAX_CURRENCY_CHARS else UNKNOWN_CURRENCY, float(given["amount"])
+    if not (isinstance(currency, str) and currency.isascii() and currency.isalpha()):
+        currency = UNKNOWN_CURRENCY
+    return currency[:MAX_CURRENCY_CHARS], float(given["amount"])
 
 
 def spent_of(given: Any) -> Spent:

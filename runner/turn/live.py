@@ -183,7 +183,7 @@ class LiveSeat:
         self.counted_at = math.inf
 
     def uncounted(self, now: float) -> float:
-        """Its sandbox's seconds since they were last counted; the caller counts them. None are left of one that left."""
+        """Its sandbox's seconds since they were last counted, for the caller to count; none behind ``leave``."""
         seconds, self.counted_at = max(0.0, now - self.counted_at), max(now, self.counted_at)
         return seconds
 
