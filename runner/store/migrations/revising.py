@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
 from typing import cast
 
 from alembic import op
@@ -12,5 +11,5 @@ from runner.store.sql.dialect import Dialect, statements
 
 def run(text: str) -> None:
     """Execute schema SQL (``runner.store.sql.dialect``) in the database of this migration."""
-    for statement in statements(dedent(text), cast("Dialect", op.get_context().dialect.name)):
+    for statement in statements(text, cast("Dialect", op.get_context().dialect.name)):
         op.execute(statement)

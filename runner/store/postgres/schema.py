@@ -21,6 +21,10 @@ LOCK: Final = 0x41435052
 """Key of the advisory lock: shared to read the version, alone to make or change the schema."""
 APPLICATION_NAME: Final = "acp-runner"
 """What every connection of a runner is called at the server: a migration looks whether there are any."""
+HAS_META: Final = (
+    "SELECT EXISTS (SELECT 1 FROM pg_tables WHERE tablename = 'meta' AND schemaname = ANY (current_schemas(false)))"
+)
+"""A scan sees what was committed a moment ago; ``to_regclass`` may answer from this connection's cache."""
 CONNECT_SECONDS: Final = 5.0
 MIGRATE_SECONDS: Final = 3600.0
 RUNNING: Final = (
@@ -107,7 +111,7 @@ async def version_of(connection: asyncpg.Connection, where: str) -> int:
     Raises:
         RunnerError: ``store_unavailable``: another program has a table ``meta`` there.
     """
-    if await connection.fetchval("SELECT to_regclass('meta')") is None:
+    if not await connection.fetchval(HAS_META):
         return 0
     try:
         version = await connection.fetchval("SELECT value FROM meta WHERE name = 'schema'")
