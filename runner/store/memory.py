@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
-from runner.clock import Clock, SystemClock
-from runner.errors import RunnerError
-from runner.rules.interaction import CLOSED
-from runner.rules.late import Standing, asked_late, late
 from runner.store import rows
-from runner.store.memory_commands import MemoryCommands
+from runner.store.memory_upkeep import MemoryUpkeep
 from runner.store.port import (
     Admission,
     Appended,
@@ -26,33 +21,13 @@ from runner.store.port import (
 )
 from runner.terms import Outcome, PromptState
 
-Key = tuple[str, str, str]
-Cursor = tuple[str, str, int, int]
 
-_REFUSED: Final = "The store refused a row: the cursor {0}.{1} of session {2} belongs to another record."
-
-
-class MemoryStore:
+class MemoryStore(MemoryUpkeep):
     """``Store`` over dictionaries; rows are copied as JSON on their way in and out.
 
     ``unavailable``: while True every call raises ``store_unavailable``, like a full or missing disk. ``clock`` tells
     when a late record was set aside.
     """
-
-    def __init__(self, store_id: str = "store_memory", clock: Clock | None = None) -> None:
-        self.store_id = store_id
-        self._clock = clock or SystemClock()
-        self.unavailable = False
-        self._sessions: dict[tuple[str, str], rows.Parameters] = {}
-        self._turns: dict[tuple[str, str], rows.Parameters] = {}
-        self._epochs: dict[tuple[str, str, int], str] = {}
-        self._prompts: dict[Key, rows.Parameters] = {}
-        self._interactions: dict[tuple[str, str], rows.Parameters] = {}
-        self._records: dict[Cursor, rows.Parameters] = {}
-        self._record_ids: set[tuple[str, str]] = set()
-        self._aside: dict[tuple[str, str], tuple[int, rows.Parameters]] = {}
-        self._asides = 0
-        self._commands = MemoryCommands()
 
     async def admit(self, admission: Admission) -> bool:
         self._usable()
@@ -104,16 +79,27 @@ class MemoryStore:
         prompts: Sequence[PromptRow] = (),
     ) -> Appended:
         self._usable()
-        judged = [(row, self._late(row)) for row in records]
-        refused = [(row, why) for row, why in judged if why is not None]
-        fresh = self._fresh(row for row, why in judged if why is None)
         unasked = sum(self._asked_late(row) for row in interactions)
-        if refused or unasked:
-            prompts, interactions = (), ()
-        self._save(prompts, interactions, fresh)
-        for row, why in refused:
-            self._set_aside(row, why, self._clock.now_ms())
-        return Appended(len(records) - len(refused), len(refused) + unasked)
+        done = self._judge_and_save(records, unasked)
+        if not done.quarantined and not done.dropped:
+            self._save(prompts, interactions, {})
+        return done
+
+    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
+        self._usable()
+        return self._judge_and_save(rows.meant(records), 0)
+
+    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
+        self._usable()
+        if (row.project, row.session_id) in self._sessions:
+            return False
+        fresh = self._fresh(records)
+        self._save_session(row)
+        self._save((), (), fresh)
+        return True
+
+    async def caught_up(self, project: str, session_id: str) -> None:
+        self._usable()
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         self._usable()
@@ -180,10 +166,6 @@ class MemoryStore:
     async def context_prompts(self, key: tuple[str, str]) -> list[PromptRow]:
         self._usable()
         return [row for row in self._prompts_of(key) if row.kind != "prompt"][-rows.CONTEXT_MAX :]
-
-    def _prompts_of(self, key: tuple[str, str] | None) -> list[PromptRow]:
-        found = [rows.prompt_row(row) for name, row in self._prompts.items() if key is None or name[:2] == key]
-        return sorted(found, key=lambda row: (row.seq, row.prompt_id))
 
     async def turn(self, project: str, session_id: str, turn_id: str) -> TurnRow | None:
         self._usable()
@@ -259,6 +241,7 @@ class MemoryStore:
             del self._interactions[project, row.interaction_id]
         for name in [name for name, (_, row) in self._aside.items() if (name[0], row[1]) == key]:
             del self._aside[name]
+        self._pruned.pop(key, None)
         self._commands.delete(key)
 
     async def ready(self) -> bool:
@@ -266,118 +249,6 @@ class MemoryStore:
 
     async def close(self) -> None:
         self.unavailable = True
-
-    def _usable(self) -> None:
-        if self.unavailable:
-            raise RunnerError("store_unavailable", "The store cannot be used.")
-
-    def _all_turns(self) -> list[TurnRow]:
-        return [rows.turn_row(row) for row in self._turns.values()]
-
-    def _newest_turn(self, project: str, session_id: str) -> TurnRow | None:
-        mine = [turn for turn in self._all_turns() if (turn.project, turn.session_id) == (project, session_id)]
-        return max(mine, key=lambda turn: turn.epoch, default=None)
-
-    def _late(self, row: RecordRow) -> str | None:
-        """Why a record does not count; one that is stored already does."""
-        if (row.project, row.record_id) in self._record_ids:
-            return None
-        return late(row.turn_id, row.epoch, self._standing(row), *self._newest_epochs(row.project, row.session_id))
-
-    def _asked_late(self, row: InteractionRow) -> bool:
-        if row.status in CLOSED or (row.project, row.interaction_id) in self._interactions:
-            return False
-        return asked_late(self._standing(row), self._newest_epochs(row.project, row.session_id)[0])
-
-    def _standing(self, row: RecordRow | InteractionRow) -> Standing | None:
-        stored = self._turns.get((row.project, row.turn_id)) if row.turn_id is not None else None
-        turn = rows.turn_row(stored) if stored is not None else None
-        if turn is None or turn.session_id != row.session_id:
-            return None
-        return Standing(turn.epoch, turn.outcome is not None, turn.outcome == Outcome.PAUSED)
-
-    def _newest_epochs(self, project: str, session_id: str) -> tuple[int, int]:
-        """The highest epoch of the session's turns, and of its row's head; 0 for none."""
-        turn, session = self._newest_turn(project, session_id), self._sessions.get((project, session_id))
-        return turn.epoch if turn is not None else 0, rows.session_row(session).head_epoch if session else 0
-
-    def _set_aside(self, row: RecordRow, reason: str, at: int) -> None:
-        name = (row.project, row.record_id)
-        if name not in self._record_ids and name not in self._aside:
-            self._asides += 1
-            self._aside[name] = (self._asides, rows.quarantine_parameters(row, reason, at))
-
-    def _fresh(self, records: Iterable[RecordRow]) -> dict[Cursor, RecordRow]:
-        """Those not known yet; a cursor that belongs to another record refuses them all."""
-        fresh: dict[Cursor, RecordRow] = {}
-        ids = set(self._record_ids)
-        for row in records:
-            if (row.project, row.record_id) in ids:
-                continue
-            cursor = (row.project, row.session_id, row.epoch, row.n)
-            if cursor in self._records or cursor in fresh:
-                raise RunnerError("internal", _REFUSED.format(row.epoch, row.n, row.session_id))
-            fresh[cursor] = row
-            ids.add((row.project, row.record_id))
-        return fresh
-
-    def _fresh_or_refused(self, records: Iterable[RecordRow]) -> tuple[dict[Cursor, RecordRow], list[RecordRow]]:
-        fresh: dict[Cursor, RecordRow] = {}
-        refused: list[RecordRow] = []
-        for row in records:
-            try:
-                fresh = self._fresh((*fresh.values(), row))
-            except RunnerError:
-                refused.append(row)
-        return fresh, refused
-
-    def _save_session(self, row: SessionRow) -> None:
-        key = (row.project, row.session_id)
-        if key in self._sessions:
-            stored = rows.session_row(self._sessions[key])
-            if (row.head_epoch, row.head_n) < (stored.head_epoch, stored.head_n):
-                return
-            ended_at = row.ended_at if stored.ended_at is None else stored.ended_at
-            row = replace(row, created_at=stored.created_at, ended_at=ended_at)
-        self._sessions[key] = rows.session_parameters(row)
-
-    def _save(
-        self,
-        prompts: Iterable[PromptRow | None],
-        interactions: Iterable[InteractionRow],
-        records: dict[Cursor, RecordRow],
-    ) -> None:
-        for row in prompts:
-            if row is not None:
-                self._save_prompt(row)
-        for interaction in interactions:
-            self._save_interaction(interaction)
-        for cursor, record in records.items():
-            self._records[cursor] = rows.record_parameters(record)
-            self._record_ids.add((record.project, record.record_id))
-
-    def _save_prompt(self, row: PromptRow) -> None:
-        key = (row.project, row.session_id, row.prompt_id)
-        if key in self._prompts:
-            stored = rows.prompt_row(self._prompts[key])
-            row = replace(stored, state=row.state, turn_id=row.turn_id, result=row.result)
-        self._prompts[key] = rows.prompt_parameters(row)
-
-    def _save_interaction(self, row: InteractionRow) -> None:
-        key = (row.project, row.interaction_id)
-        if key in self._interactions:
-            stored = rows.interaction_row(self._interactions[key])
-            if stored.status in CLOSED:
-                return
-            row = replace(
-                stored,
-                turn_id=row.turn_id,
-                status=row.status,
-                expires_at=row.expires_at,
-                request=row.request,
-                answer=row.answer,
-            )
-        self._interactions[key] = rows.interaction_parameters(row)
 
 
 def _age(turn: TurnRow) -> tuple[int, str, str, int]:

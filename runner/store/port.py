@@ -1,175 +1,42 @@
-"""The store port: rows as frozen values, writes as whole transactions (DESIGN 3.9)."""
+"""The store port: writes as whole transactions (DESIGN 3.9)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
+from runner.store.row_types import (
+    Admission,
+    Appended,
+    CommandRow,
+    EndedTurn,
+    Ending,
+    Expired,
+    InteractionRow,
+    PromptRow,
+    QuarantinedRow,
+    RecordKey,
+    RecordRow,
+    SessionRow,
+    TurnRow,
+)
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """A conversation. ``config`` is the last accepted dispatch configuration as JSON, without secret values.
-
-    ``agent_state`` is JSON about the agent session (its id, workspace, whether there is context to lose).
-    ``head_epoch`` and ``head_n`` are the newest cursor given out durably. Instants are milliseconds since 1970.
-    """
-
-    project: str
-    session_id: str
-    created_at: int
-    updated_at: int
-    ended_at: int | None = None
-    head_epoch: int = 0
-    head_n: int = 0
-    config: dict[str, Any] = field(default_factory=dict)
-    agent_state: dict[str, Any] = field(default_factory=dict)
-    usage: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRow:
-    """One execution; ``outcome`` is None until its one ending."""
-
-    project: str
-    session_id: str
-    turn_id: str
-    epoch: int
-    replica_id: str
-    prompt_id: str | None
-    started_at: int
-    resumes: str | None = None
-    outcome: str | None = None
-    stop_reason: str | None = None
-    ended_at: int | None = None
-    result: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """A submitted prompt: ``digest`` of its content tells a retry from a conflict; ``result`` is its last one.
-
-    ``kind`` is ``prompt``, ``context`` (told to the agent with the next prompt) or ``shell`` (a command's output, told
-    likewise). ``seq`` orders prompts by their admission; ``options`` is what else its dispatch said, as JSON without
-    secret values. ``turn_id`` of a queued prompt is the turn that read it.
-    """
-
-    project: str
-    session_id: str
-    prompt_id: str
-    digest: str
-    state: str
-    turn_id: str | None
-    created_at: int
-    content: list[dict[str, Any]] = field(default_factory=list)
-    result: dict[str, Any] | None = None
-    kind: str = "prompt"
-    seq: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class InteractionRow:
-    """A durable question. ``request`` is what the client sees (kind, tool_call, options), ``answer`` the verdict."""
-
-    project: str
-    session_id: str
-    interaction_id: str
-    turn_id: str
-    status: str
-    kind: str
-    created_at: int
-    expires_at: int
-    request: dict[str, Any] = field(default_factory=dict)
-    answer: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRow:
-    """A durable command (DESIGN 3.7), addressed to ``turn_id``, or to whatever is on its way to a turn (None).
-
-    ``kind``, ``state`` and ``outcome`` are values of ``CommandKind``, ``CommandState`` and ``CommandOutcome``.
-    ``arrived_at`` and ``claimed_until`` are milliseconds since 1970; ``arguments`` is what else the request said.
-    """
-
-    project: str
-    session_id: str
-    command_id: str
-    kind: str
-    state: str
-    turn_id: str | None
-    arrived_at: int
-    idempotency_key: str | None = None
-    arguments: dict[str, Any] = field(default_factory=dict)
-    outcome: str | None = None
-    claimed_by: str | None = None
-    claimed_until: int | None = None
-    deliveries: int = 0
-    finished_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedRow:
-    """A record that came too late or cannot be stored: kept, hidden from every read of its session."""
-
-    record: RecordRow
-    reason: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """How many records of one write count, and how many were set aside."""
-
-    accepted: int
-    quarantined: int = 0
-
-
-class RecordRow(NamedTuple):
-    """One durable item of history; ``data`` is JSON text ready to be sent. A tuple, for it is made for every event."""
-
-    project: str
-    session_id: str
-    record_id: str
-    turn_id: str | None
-    prompt_id: str | None
-    epoch: int
-    n: int
-    type: str
-    data: bytes
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """One transaction: the session row as it is from now on, the turn, the prompt, closings, first records.
-
-    ``interactions`` are upserted; one that is consumed, cancelled or expired stays as it is (also in an ``Ending``).
-    """
-
-    session: SessionRow
-    turn: TurnRow
-    prompt: PromptRow | None = None
-    interactions: Sequence[InteractionRow] = ()
-    records: Sequence[RecordRow] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """One transaction: the turn row's compare-and-set with everything that must be durable with it.
-
-    ``others``: more prompts that ended with this turn (a paused one that it withdrew).
-    ``commands``: those that this ending settled, with state, outcome and ``finished_at``, and the turn that one without
-    a turn came to mean; one that is settled already stays as it is.
-    """
-
-    session: SessionRow
-    turn: TurnRow
-    prompt: PromptRow | None = None
-    interactions: Sequence[InteractionRow] = ()
-    records: Sequence[RecordRow] = ()
-    others: Sequence[PromptRow] = ()
-    commands: Sequence[CommandRow] = ()
+__all__ = [
+    "Admission",
+    "Appended",
+    "CommandRow",
+    "EndedTurn",
+    "Ending",
+    "Expired",
+    "InteractionRow",
+    "PromptRow",
+    "QuarantinedRow",
+    "RecordKey",
+    "RecordRow",
+    "SessionRow",
+    "Store",
+    "TurnRow",
+]
 
 
 class Store(Protocol):
@@ -182,7 +49,8 @@ class Store(Protocol):
     and ``result``; an interaction's session, kind and ``created_at``.
 
     Several replicas may use one store. A session row with an older head (epoch, n) than the stored one is a stale
-    writer's and changes nothing; so does a stale record of ``append``, which is quarantined.
+    writer's and changes nothing; so does a stale record of ``append``, which is quarantined. A parameter
+    ``project: str | None`` means every project where it is None.
     """
 
     store_id: str
@@ -215,9 +83,36 @@ class Store(Protocol):
         """Write records (a known record id is a no-op), upsert interactions and prompts, in one transaction.
 
         Late records are quarantined (``rules.late``): their turn has its ending or is unknown, or their epoch is older
-        than the session's newest one. When any was, the interactions and prompts are left alone: the writer is stale.
-        So it is when it brings an open question that is not stored, of a turn that has ended otherwise than paused or
-        that is not the newest; the question counts as quarantined and is kept nowhere.
+        than the session's newest one; those of a session that was deleted are dropped and counted. When any was late,
+        the interactions and prompts are left alone: the writer is stale. So it is when it brings an open question that
+        is not stored, of a turn that is unknown, has ended otherwise than paused or is not the newest; the question
+        counts as quarantined and is kept nowhere.
+        """
+        ...
+
+    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
+        """``append`` for records of any number of sessions and projects, in one transaction.
+
+        Of several with one record id, the one with the highest cursor is meant, among equals the last one. Over HTTP
+        it is one transaction for each project and each request.
+        """
+        ...
+
+    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
+        """Insert a session with a history, in one transaction; False, and nothing is written, when it exists.
+
+        Nobody writes it yet, so its records are not judged. ``too_large`` over HTTP when one request cannot carry it.
+        """
+        ...
+
+    async def caught_up(self, project: str, session_id: str) -> None:
+        """Have the store know all that any replica handed over for a session on its way here (a stream, a spool).
+
+        Returns:
+            Once that is so. A database itself has nothing on the way.
+
+        Raises:
+            RunnerError: ``store_unavailable``: some of it is on its way still, or nobody can say.
         """
         ...
 
@@ -328,6 +223,51 @@ class Store(Protocol):
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
         """Nothing of an ended session but its row, without config and agent state, stays; others are left alone."""
+        ...
+
+    async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        """Records that retention may delete (``rules.retention``), oldest first, at most ``limit`` and 10,000.
+
+        They are older than ``before_ms``, their turn ended before it, and their prompt does not go on.
+        """
+        ...
+
+    async def delete_records(self, keys: Sequence[RecordKey]) -> int:
+        """Delete records, in one transaction, and note how far their sessions' histories are gone; how many it were.
+
+        The session's head stays at or behind what was deleted: no cursor is given out again.
+        """
+        ...
+
+    async def expired_quarantine(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        """What was set aside before ``before_ms``, oldest first, at most ``limit`` and 10,000."""
+        ...
+
+    async def delete_quarantined(self, keys: Sequence[RecordKey]) -> int:
+        """Delete what was set aside, in one transaction; how many it were."""
+        ...
+
+    async def count_expired(self, project: str | None, before_ms: int) -> Expired:
+        """How much ``expired_records`` and ``expired_quarantine`` would give without a limit."""
+        ...
+
+    async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
+        """The newest cursor (epoch, n) that retention deleted of a session; None: its history is whole.
+
+        Everything behind it is there. A reader asks once it has read: what it had not read may be gone meanwhile.
+        """
+        ...
+
+    async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
+        """Turns with an ending in the order of (ended_at, project, turn_id), behind ``after``, at most ``limit``."""
+        ...
+
+    async def add_ending(self, record: RecordRow) -> bool:
+        """Write the record ``done`` of an ended turn that lacks one, and move the session's head to its cursor.
+
+        False, and nothing is written, when the turn has such a record, has no ending, or is unknown, or when the
+        record's epoch is older than the session's newest one.
+        """
         ...
 
     async def ready(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -30,6 +31,16 @@ REFUSED: Final = "refused"
 def bounded(limit: int) -> int:
     """A limit that a reader may ask for: 0 to ``ROWS_MAX``."""
     return max(0, min(limit, ROWS_MAX))
+
+
+def meant(records: Sequence[RecordRow]) -> list[RecordRow]:
+    """A batch without repetitions: of one record id the highest cursor counts, among equals the last (case G2)."""
+    found: dict[tuple[str, str], RecordRow] = {}
+    for row in records:
+        known = found.get((row.project, row.record_id))
+        if known is None or (row.epoch, row.n) >= (known.epoch, known.n):
+            found[row.project, row.record_id] = row
+    return list(found.values())
 
 
 def _text(value: Any) -> str:
