@@ -11,7 +11,7 @@ from typing import Any, Final, get_type_hints
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
-from runner.store.port import RecordRow, Store
+from runner.store.port import RecordKey, RecordRow, Store
 from runner.wire.models import refusal
 
 CALLS: Final = frozenset(
@@ -59,7 +59,7 @@ def projects(call: str, parameters: Mapping[str, Any]) -> set[str]:
 
 
 def _collect(value: Any, found: set[str]) -> None:
-    if isinstance(value, RecordRow):
+    if isinstance(value, RecordRow | RecordKey):
         found.add(value.project)
     elif isinstance(value, list | tuple):
         for item in value:

@@ -16,15 +16,18 @@ from runner.store.port import (
     Admission,
     Appended,
     CommandRow,
+    EndedTurn,
     Ending,
+    Expired,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
+    RecordKey,
     RecordRow,
     SessionRow,
     TurnRow,
 )
-from runner.store.rows import bounded
+from runner.store.rows import bounded, by_project, meant
 from runner.wire.plane import STORE_HEADER, PlaneClient
 
 log = logging.getLogger("runner.store")
@@ -132,10 +135,10 @@ class HttpStore:
         done = Appended(0)
         *before, rest = _batches(records)
         for batch in before:
-            done = _sum(done, await self._append(batch, (), ()))
-        if done.quarantined:
-            return _sum(done, await self._append(rest, (), ()))
-        return _sum(done, await self._append(rest, interactions, prompts))
+            done += await self._append(batch, (), ())
+        if done.quarantined or done.dropped:
+            interactions, prompts = (), ()
+        return done + await self._append(rest, interactions, prompts)
 
     async def _append(
         self, records: Sequence[RecordRow], interactions: Sequence[InteractionRow], prompts: Sequence[PromptRow]
@@ -152,8 +155,26 @@ class HttpStore:
                 raise _refused(error) from None
         middle = len(records) // 2
         done = await self._append(records[:middle], (), ())
-        late = done.quarantined > 0
-        return _sum(done, await self._append(records[middle:], () if late else interactions, () if late else prompts))
+        if done.quarantined or done.dropped:
+            interactions, prompts = (), ()
+        return done + await self._append(records[middle:], interactions, prompts)
+
+    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
+        done = Appended(0)
+        for project, rows in by_project(meant(records)).items():
+            for batch in _batches(rows):
+                if batch:
+                    try:
+                        done += await self._call("write_batch", project, records=batch)
+                    except RunnerError as error:
+                        raise _refused(error) from None
+        return done
+
+    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
+        return bool(await self._call("create_session", row.project, row=row, records=records))
+
+    async def caught_up(self, project: str, session_id: str) -> None:
+        await self._call("caught_up", project, project=project, session_id=session_id)
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         for batch in _batches(records):
@@ -283,6 +304,49 @@ class HttpStore:
     async def delete_session_content(self, project: str, session_id: str) -> None:
         await self._call("delete_session_content", project, project=project, session_id=session_id)
 
+    def _projects(self, project: str | None) -> Sequence[str]:
+        return [project] if project is not None else list(self._client.projects)
+
+    async def _merged(self, call: str, project: str | None, limit: int, **more: Any) -> list[Any]:
+        """Of the projects that a call means: their first rows together, in the order of one project after another."""
+        found: list[Any] = []
+        for name in self._projects(project):
+            if (left := bounded(limit) - len(found)) > 0:
+                found += await self._call(call, name, project=name, limit=left, **more)
+        return found
+
+    async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._merged("expired_records", project, limit, before_ms=before_ms)
+
+    async def delete_records(self, keys: Sequence[RecordKey]) -> int:
+        return sum([await self._call("delete_records", name, keys=own) for name, own in by_project(keys).items()])
+
+    async def expired_quarantine(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._merged("expired_quarantine", project, limit, before_ms=before_ms)
+
+    async def delete_quarantined(self, keys: Sequence[RecordKey]) -> int:
+        return sum([await self._call("delete_quarantined", name, keys=own) for name, own in by_project(keys).items()])
+
+    async def count_expired(self, project: str | None, before_ms: int) -> Expired:
+        all_of = Expired({}, {})
+        for name in self._projects(project):
+            found: Expired = await self._call("count_expired", name, project=name, before_ms=before_ms)
+            all_of = Expired(all_of.records | found.records, all_of.quarantined | found.quarantined)
+        return all_of
+
+    async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
+        found: tuple[int, int] | None = await self._call("pruned_to", project, project=project, session_id=session_id)
+        return found
+
+    async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
+        found: list[EndedTurn] = []
+        for name in self._projects(project):
+            found += await self._call("ended_turns", name, project=name, after=after, limit=bounded(limit))
+        return sorted(found)[: bounded(limit)]
+
+    async def add_ending(self, record: RecordRow) -> bool:
+        return bool(await self._call("add_ending", record.project, record=record))
+
     async def ready(self) -> bool:
         try:
             return bool(await self._call("ready", None))
@@ -308,7 +372,3 @@ def _batches(records: Sequence[RecordRow]) -> list[Sequence[RecordRow]]:
 def _refused(error: RunnerError) -> RunnerError:
     """What no request can carry is a row that the store refuses."""
     return RunnerError("internal", error.message) if error.code == "too_large" else error
-
-
-def _sum(one: Appended, other: Appended) -> Appended:
-    return Appended(one.accepted + other.accepted, one.quarantined + other.quarantined)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from runner.store.port import (
     CommandRow,
+    EndedTurn,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
+    RecordKey,
     RecordRow,
     SessionRow,
     TurnRow,
 )
 
 Parameters = tuple[Any, ...]
+Keyed = TypeVar("Keyed", RecordRow, RecordKey)
 
 ROWS_MAX: Final = 10_000
 CONTEXT_MAX: Final = 1_000
@@ -41,6 +44,14 @@ def meant(records: Sequence[RecordRow]) -> list[RecordRow]:
         if known is None or (row.epoch, row.n) >= (known.epoch, known.n):
             found[row.project, row.record_id] = row
     return list(found.values())
+
+
+def by_project(keyed: Iterable[Keyed]) -> dict[str, list[Keyed]]:
+    """What rows or keys of several projects mean for each of them, in their order."""
+    found: dict[str, list[Keyed]] = {}
+    for row in keyed:
+        found.setdefault(row.project, []).append(row)
+    return found
 
 
 def _text(value: Any) -> str:
@@ -211,3 +222,24 @@ def quarantine_parameters(row: RecordRow, reason: str, at: int) -> Parameters:
 def quarantined_row(columns: Parameters) -> tuple[int, QuarantinedRow]:
     """A row of ``quarantined``: its number, and what was set aside."""
     return columns[0], QuarantinedRow(RecordRow(*columns[1:-2]), *columns[-2:])
+
+
+def record_key(columns: Parameters) -> RecordKey:
+    """A row of ``expired_records`` or ``expired_quarantine``."""
+    return RecordKey(*columns)
+
+
+def ended_turn(columns: Parameters) -> EndedTurn:
+    """A row of ``ended_turns``."""
+    ended_at, project, turn_id, session_id, told = columns
+    return EndedTurn(ended_at, project, turn_id, session_id, bool(told))
+
+
+def counted(columns: Parameters) -> tuple[str, int]:
+    """A project and its number of rows."""
+    return columns[0], columns[1]
+
+
+def cursor(columns: Parameters) -> tuple[int, int]:
+    """A cursor, as epoch and n."""
+    return columns[0], columns[1]

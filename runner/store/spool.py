@@ -12,10 +12,13 @@ from runner.store.port import (
     Admission,
     Appended,
     CommandRow,
+    EndedTurn,
     Ending,
+    Expired,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
+    RecordKey,
     RecordRow,
     SessionRow,
     Store,
@@ -159,6 +162,27 @@ class SpooledStore:
         work = self._remote.quarantine
         await self._spool.write(key, None, "quarantine", own, lambda: work(records, reason, at), None, always=True)
 
+    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
+        """As the port says; never spooled, for a stream keeps what its worker could not write."""
+        return await self._remote.write_batch(records)
+
+    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
+        return await self._remote.create_session(row, records)
+
+    async def caught_up(self, project: str, session_id: str) -> None:
+        await self._spool.caught_up((project, session_id))
+        await self._remote.caught_up(project, session_id)
+
+    async def add_ending(self, record: RecordRow) -> bool:
+        await self._spool.caught_up((record.project, record.session_id))
+        return await self._remote.add_ending(record)
+
+    async def delete_records(self, keys: Sequence[RecordKey]) -> int:
+        return await self._remote.delete_records(keys)
+
+    async def delete_quarantined(self, keys: Sequence[RecordKey]) -> int:
+        return await self._remote.delete_quarantined(keys)
+
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
         await self._spool.caught_up((row.project, row.session_id))
         return await self._remote.answer_interaction(row, expected_status)
@@ -273,6 +297,23 @@ class SpooledStore:
     async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
         await self._spool.settled()
         return await self._remote.quarantined(project, limit, after)
+
+    async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        await self._spool.settled()
+        return await self._remote.expired_records(project, before_ms, limit)
+
+    async def expired_quarantine(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._remote.expired_quarantine(project, before_ms, limit)
+
+    async def count_expired(self, project: str | None, before_ms: int) -> Expired:
+        return await self._remote.count_expired(project, before_ms)
+
+    async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
+        return await self._remote.pruned_to(project, session_id)
+
+    async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
+        await self._spool.settled()
+        return await self._remote.ended_turns(project, after, limit)
 
     async def ready(self) -> bool:
         return await self._remote.ready()

@@ -7,15 +7,18 @@ from typing import Any, Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.store import rows, writes
+from runner.store import rows, upkeep, writes
 from runner.store.port import (
     Admission,
     Appended,
     CommandRow,
+    EndedTurn,
     Ending,
+    Expired,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
+    RecordKey,
     RecordRow,
     SessionRow,
     TurnRow,
@@ -35,6 +38,7 @@ DELETIONS: Final = (
     "delete_commands",
     "delete_command_keys",
     "delete_quarantine",
+    "delete_pruned",
 )
 
 
@@ -94,6 +98,15 @@ class SqlStore:
         work = writes.appending(records, interactions, prompts, self._clock.now_ms)
         count = len(records) + len(interactions) + len(prompts)
         return await self._write(_keys(records, interactions, prompts), work, count)
+
+    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
+        return await self.append(rows.meant(records))
+
+    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
+        return await self._write([(row.project, row.session_id)], upkeep.creating(row, records), 1 + len(records))
+
+    async def caught_up(self, project: str, session_id: str) -> None:
+        """A database has nothing on the way."""
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         aside = [rows.quarantine_parameters(row, reason, at) for row in records]
@@ -185,6 +198,33 @@ class SqlStore:
     async def delete_session_content(self, project: str, session_id: str) -> None:
         of = (project, session_id)
         await self._together([of], [Run(name, [of]) for name in DELETIONS], guarded=True)
+
+    async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._all("expired_records", rows.record_key, project, before_ms, rows.bounded(limit))
+
+    async def delete_records(self, keys: Sequence[RecordKey]) -> int:
+        return await self._write((), upkeep.pruning(keys), len(keys))
+
+    async def expired_quarantine(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._all("expired_quarantine", rows.record_key, project, before_ms, rows.bounded(limit))
+
+    async def delete_quarantined(self, keys: Sequence[RecordKey]) -> int:
+        return await self._write((), upkeep.forgetting(keys), len(keys))
+
+    async def count_expired(self, project: str | None, before_ms: int) -> Expired:
+        records = await self._all("count_expired_records", rows.counted, project, before_ms)
+        return Expired(
+            dict(records), dict(await self._all("count_expired_quarantine", rows.counted, project, before_ms))
+        )
+
+    async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
+        return await self._one("pruned_to", rows.cursor, project, session_id)
+
+    async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
+        return await self._all("ended_turns", rows.ended_turn, project, *after, rows.bounded(limit))
+
+    async def add_ending(self, record: RecordRow) -> bool:
+        return await self._write([(record.project, record.session_id)], upkeep.telling(record), 1)
 
     async def ready(self) -> bool:
         try:

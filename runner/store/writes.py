@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from runner.errors import RunnerError
 from runner.rules.command import OPEN
 from runner.rules.interaction import CLOSED
-from runner.rules.late import Standing, asked_late, late
+from runner.rules.late import Late, Standing, asked_late, late
 from runner.store import rows
 from runner.store.port import Appended, CommandRow, InteractionRow, PromptRow, RecordRow
 from runner.terms import Outcome
@@ -81,11 +81,15 @@ def appending(
             return Appended(len(records))
         fresh = [row for place, row in enumerate(records) if place not in refused]
         yield from _together(many(fresh, (), ()))
-        at = now()
-        aside = [rows.quarantine_parameters(records[place], why, at) for place, why in refused.items()]
+        at, dropped = now(), sum(why is Late.SESSION_DELETED for why in refused.values())
+        aside = [
+            rows.quarantine_parameters(records[place], why, at)
+            for place, why in refused.items()
+            if why is not Late.SESSION_DELETED
+        ]
         if aside:
             yield Run(SET_ASIDE, aside)
-        return Appended(len(records) - len(refused), len(refused) + unasked)
+        return Appended(len(fresh), len(aside) + unasked, dropped)
 
     return work
 
@@ -168,16 +172,16 @@ def _insert_or_set_aside(row: RecordRow, at: int) -> Steps[None]:
         log.error("record %s (%s) of session %s: %s", row.record_id, row.type, row.session_id, error.message)
 
 
-def _late(records: Sequence[RecordRow]) -> Steps[dict[int, str]]:
+def _late(records: Sequence[RecordRow]) -> Steps[dict[int, Late]]:
     """Places of the records that do not count, with the reason; one that is stored already counts."""
-    standings: dict[tuple[str, str, str | None], tuple[int, int, Standing | None]] = {}
-    refused: dict[int, str] = {}
+    standings: dict[tuple[str, str, str | None], tuple[int, int, Standing | None, bool]] = {}
+    refused: dict[int, Late] = {}
     for place, row in enumerate(records):
         of = (row.project, row.session_id, row.turn_id)
         if of not in standings:
-            standings[of] = yield from _standing(*of)
-        newest, head, turn = standings[of]
-        why = late(row.turn_id, row.epoch, turn, newest, head)
+            standings[of] = yield from standing(*of)
+        newest, head, turn, ended = standings[of]
+        why = late(row.turn_id, row.epoch, turn, newest, head, ended=ended)
         if why is not None and not (yield Ask("record_exists", (row.project, row.record_id))):
             refused[place] = why
     return refused
@@ -188,16 +192,16 @@ def _asked_late(interactions: Sequence[InteractionRow]) -> Steps[int]:
     found = 0
     for row in interactions:
         if row.status not in CLOSED:
-            newest, _, turn = yield from _standing(row.project, row.session_id, row.turn_id)
+            newest, _, turn, _ = yield from standing(row.project, row.session_id, row.turn_id)
             if asked_late(turn, newest) and not (yield Ask("interaction", (row.project, row.interaction_id))):
                 found += 1
     return found
 
 
-def _standing(project: str, session_id: str, turn_id: str | None) -> Steps[tuple[int, int, Standing | None]]:
-    """The epochs of the session's newest turn and of its head, and how the turn stands."""
-    ((newest, head, epoch, outcome),) = yield Ask("standing", (project, session_id, turn_id))
-    return newest or 0, head or 0, standing_of(epoch, outcome)
+def standing(project: str, session_id: str, turn_id: str | None) -> Steps[tuple[int, int, Standing | None, bool]]:
+    """The epochs of the session's newest turn and of its head, how the turn stands, whether the session has ended."""
+    ((newest, head, epoch, outcome, ended_at),) = yield Ask("standing", (project, session_id, turn_id))
+    return newest or 0, head or 0, standing_of(epoch, outcome), ended_at is not None
 
 
 def standing_of(epoch: int | None, outcome: str | None) -> Standing | None:

@@ -33,6 +33,22 @@ def test_what_is_late(turn_id, epoch, turn, newest, head, verdict):
 
 
 @pytest.mark.parametrize(
+    ("turn_id", "turn", "newest", "head", "verdict"),
+    [
+        ("t", None, 0, 3, Late.SESSION_DELETED),
+        (None, None, 0, 3, Late.SESSION_DELETED),
+        (None, None, 0, 0, Late.SESSION_DELETED),
+        ("t", None, 3, 3, Late.TURN_UNKNOWN),
+        ("t", OVER, 3, 3, Late.TURN_ENDED),
+        ("t", GOES_ON, 3, 3, None),
+        (None, None, 3, 3, None),
+    ],
+)
+def test_a_session_that_ended_is_deleted_once_it_has_no_turn(turn_id, turn, newest, head, verdict):
+    assert late(turn_id, 3, turn, newest, head, ended=True) is verdict
+
+
+@pytest.mark.parametrize(
     ("turn", "newest", "too_late"),
     [
         (GOES_ON, 3, False),
@@ -40,7 +56,8 @@ def test_what_is_late(turn_id, epoch, turn, newest, head, verdict):
         (Standing(3, ended=True, paused=True), 4, True),
         (OVER, 3, True),
         (GOES_ON, 4, True),
-        (None, 3, False),
+        (None, 3, True),
+        (None, 0, True),
     ],
 )
 def test_who_may_still_ask(turn, newest, too_late):

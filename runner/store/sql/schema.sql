@@ -36,6 +36,7 @@ CREATE TABLE turns (
 CREATE UNIQUE INDEX turns_id ON turns (project, turn_id);
 CREATE INDEX turns_open ON turns (project, session_id) WHERE outcome IS NULL;
 CREATE INDEX turns_paused ON turns (project, session_id, epoch) WHERE outcome = 'paused';
+CREATE INDEX turns_ended ON turns (ended_at, project, turn_id) WHERE ended_at IS NOT NULL;
 
 CREATE TABLE prompts (
     project TEXT NOT NULL,
@@ -86,6 +87,8 @@ CREATE TABLE records (
     PRIMARY KEY (project, session_id, epoch, n)
 );
 CREATE UNIQUE INDEX records_id ON records (project, record_id);
+CREATE INDEX records_at ON records (at);
+CREATE INDEX records_done ON records (project, turn_id) WHERE type = 'done';
 
 CREATE TABLE commands (
     seq INTEGER PRIMARY KEY,
@@ -136,3 +139,12 @@ CREATE TABLE quarantine (
 );
 CREATE INDEX quarantine_order ON quarantine (project, seq);
 CREATE INDEX quarantine_session ON quarantine (project, session_id);
+CREATE INDEX quarantine_at ON quarantine (aside_at);
+
+CREATE TABLE pruned (
+    project TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    n INTEGER NOT NULL,
+    PRIMARY KEY (project, session_id)
+) WITHOUT ROWID;

@@ -25,6 +25,16 @@ ON CONFLICT (project, session_id) DO UPDATE SET
     usage = excluded.usage
 WHERE (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
 
+-- name: create_session
+INSERT INTO sessions (project, session_id, created_at, updated_at, ended_at, head_epoch, head_n, config, agent_state,
+                      usage)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+ON CONFLICT DO NOTHING;
+
+-- name: move_head
+UPDATE sessions SET head_epoch = ?3, head_n = ?4
+WHERE project = ?1 AND session_id = ?2 AND (head_epoch, head_n) < (?3, ?4);
+
 -- name: save_prompt
 INSERT INTO prompts (project, session_id, prompt_id, digest, state, turn_id, created_at, content, result, kind, seq,
                      options)
@@ -122,6 +132,67 @@ DELETE FROM command_keys WHERE project = ?1 AND session_id = ?2;
 -- name: delete_quarantine
 DELETE FROM quarantine WHERE project = ?1 AND session_id = ?2;
 
+-- name: delete_pruned
+DELETE FROM pruned WHERE project = ?1 AND session_id = ?2;
+
+-- name: expired_records
+SELECT project, record_id
+FROM records AS old
+WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+  AND NOT EXISTS (
+    SELECT 1 FROM turns
+    WHERE turns.project = old.project AND turns.turn_id = old.turn_id AND (outcome IS NULL OR ended_at >= ?2)
+  )
+  AND NOT EXISTS (
+    SELECT 1 FROM prompts
+    WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND prompts.prompt_id = old.prompt_id
+      AND state IN ('queued', 'active')
+  )
+ORDER BY at, project, record_id LIMIT ?3;
+
+-- name: count_expired_records
+SELECT project, COUNT(*)
+FROM records AS old
+WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+  AND NOT EXISTS (
+    SELECT 1 FROM turns
+    WHERE turns.project = old.project AND turns.turn_id = old.turn_id AND (outcome IS NULL OR ended_at >= ?2)
+  )
+  AND NOT EXISTS (
+    SELECT 1 FROM prompts
+    WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND prompts.prompt_id = old.prompt_id
+      AND state IN ('queued', 'active')
+  )
+GROUP BY project;
+
+-- name: record_place
+SELECT session_id, epoch, n FROM records WHERE project = ?1 AND record_id = ?2;
+
+-- name: delete_record
+DELETE FROM records WHERE project = ?1 AND record_id = ?2;
+
+-- name: mark_pruned
+INSERT INTO pruned (project, session_id, epoch, n)
+VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (project, session_id) DO UPDATE SET epoch = excluded.epoch, n = excluded.n
+WHERE (excluded.epoch, excluded.n) > (pruned.epoch, pruned.n);
+
+-- name: pruned_to
+SELECT epoch, n FROM pruned WHERE project = ?1 AND session_id = ?2;
+
+-- name: expired_quarantine
+SELECT project, record_id FROM quarantine
+WHERE aside_at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+ORDER BY aside_at, seq LIMIT ?3;
+
+-- name: count_expired_quarantine
+SELECT project, COUNT(*) FROM quarantine
+WHERE aside_at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+GROUP BY project;
+
+-- name: delete_aside
+DELETE FROM quarantine WHERE project = ?1 AND record_id = ?2;
+
 -- name: touch
 UPDATE meta SET value = ?1 WHERE name = 'store_id';
 
@@ -193,11 +264,32 @@ WHERE outcome = 'paused'
   )
 ORDER BY started_at, project, session_id, epoch;
 
+-- name: ended_turns
+SELECT ended_at, project, turn_id, session_id,
+       EXISTS (
+         SELECT 1 FROM records WHERE project = ended.project AND turn_id = ended.turn_id AND type = 'done'
+       ) OR EXISTS (
+         SELECT 1 FROM pruned
+         WHERE project = ended.project AND session_id = ended.session_id AND epoch >= ended.epoch
+       )
+FROM turns AS ended
+WHERE ended_at IS NOT NULL AND outcome IS NOT NULL AND (ended_at, project, turn_id) > (?2, ?3, ?4)
+  AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+ORDER BY ended_at, project, turn_id LIMIT ?5;
+
+-- name: turn_told
+SELECT 1 FROM records WHERE project = ?1 AND turn_id = ?2 AND type = 'done'
+UNION ALL
+SELECT 1 FROM turns JOIN pruned ON pruned.project = turns.project AND pruned.session_id = turns.session_id
+WHERE turns.project = ?1 AND turns.turn_id = ?2 AND pruned.epoch >= turns.epoch
+LIMIT 1;
+
 -- name: standing
 SELECT (SELECT MAX(epoch) FROM turns WHERE project = ?1 AND session_id = ?2),
        (SELECT head_epoch FROM sessions WHERE project = ?1 AND session_id = ?2),
        (SELECT epoch FROM turns WHERE project = ?1 AND session_id = ?2 AND turn_id = ?3),
-       (SELECT outcome FROM turns WHERE project = ?1 AND session_id = ?2 AND turn_id = ?3);
+       (SELECT outcome FROM turns WHERE project = ?1 AND session_id = ?2 AND turn_id = ?3),
+       (SELECT ended_at FROM sessions WHERE project = ?1 AND session_id = ?2);
 
 -- name: record_exists
 SELECT 1 FROM records WHERE project = ?1 AND record_id = ?2;

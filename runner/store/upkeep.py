@@ -1,0 +1,71 @@
+"""Writes of sweeps, as steps (``writes.py``): sessions with a history, retention, missing endings (DESIGN 3.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.rules.late import late
+from runner.store import rows
+from runner.store.port import RecordKey, RecordRow, SessionRow
+from runner.store.writes import INSERT_RECORD, Ask, Run, Steps, Work, standing
+
+
+def creating(row: SessionRow, records: Sequence[RecordRow]) -> Work[bool]:
+    """``Store.create_session``: the session decides, its records follow."""
+
+    def work() -> Steps[bool]:
+        if not (yield Run("create_session", [rows.session_parameters(row)])):
+            return False
+        if records:
+            yield Run(INSERT_RECORD, list(records))
+        return True
+
+    return work
+
+
+def pruning(keys: Sequence[RecordKey]) -> Work[int]:
+    """``Store.delete_records``: what is there, with the marks that say how far their histories are gone."""
+
+    def work() -> Steps[int]:
+        gone: list[rows.Parameters] = []
+        marks: dict[tuple[str, str], tuple[int, int]] = {}
+        for key in sorted(set(keys)):
+            for session_id, epoch, n in (yield Ask("record_place", key)):
+                gone.append(key)
+                of = (key.project, session_id)
+                marks[of] = max((epoch, n), marks.get(of, (0, 0)))
+        if gone:
+            newest = [(*of, *cursor) for of, cursor in sorted(marks.items())]
+            for statement, parameters in (("delete_record", gone), ("mark_pruned", newest), ("move_head", newest)):
+                yield Run(statement, parameters)
+        return len(gone)
+
+    return work
+
+
+def forgetting(keys: Sequence[RecordKey]) -> Work[int]:
+    """``Store.delete_quarantined``."""
+
+    def work() -> Steps[int]:
+        count = 0
+        for key in sorted(set(keys)):
+            count += yield Run("delete_aside", [key])
+        return count
+
+    return work
+
+
+def telling(record: RecordRow) -> Work[bool]:
+    """``Store.add_ending``: only where the turn is over and nothing says so."""
+
+    def work() -> Steps[bool]:
+        newest, head, turn, _ = yield from standing(record.project, record.session_id, record.turn_id)
+        if turn is None or not turn.ended or late(None, record.epoch, None, newest, head) is not None:
+            return False
+        if (yield Ask("turn_told", (record.project, record.turn_id))):
+            return False
+        yield Run(INSERT_RECORD, [record])
+        yield Run("move_head", [(record.project, record.session_id, record.epoch, record.n)])
+        return True
+
+    return work
