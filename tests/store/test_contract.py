@@ -226,7 +226,7 @@ async def test_last_turn_is_the_highest_epoch_and_open_turns_are_all(store: Stor
 
 async def test_an_answer_is_claimed_by_compare_and_set_case_f12(store: Store):
     """Case F12: of two verdicts one is written; only status and answer change."""
-    await store.append([], [question(request={"kind": "x"})])
+    await store.admit(admission(interactions=[question(request={"kind": "x"})]))
     verdicts = [question(status="answered", answer={"decision": word}, turn_id="t9") for word in ("allow", "deny")]
     won = await asyncio.gather(*(store.answer_interaction(row, "pending") for row in verdicts))
     assert won == [True, False]
@@ -240,17 +240,20 @@ async def test_an_answer_is_claimed_by_compare_and_set_case_f12(store: Store):
 
 @pytest.mark.parametrize("status", ["consumed", "cancelled", "expired"])
 async def test_a_closed_interaction_never_reopens(store: Store, status: str):
-    await store.append([], [question()])
+    await store.admit(admission(interactions=[question()]))
     await store.append([], [question(status=status)])
     await store.append([], [question(status="pending"), question("i2")])
-    await store.admit(admission(interactions=[question(status="cancelled", answer={})]))
+    await store.admit(admission("t2", 2, interactions=[question(status="cancelled", answer={})]))
     assert await store.interactions(PROJECT) == [question(status=status), question("i2")]
 
 
 async def test_interactions_in_order_of_creation_and_by_filter(store: Store):
+    await store.admit(admission())
     await store.append([], [question("b", created_at=5), question("a", created_at=5), question("c", created_at=1)])
-    await store.append([], [question("d", in_session="s2", status="answered")])
-    await store.append([], [question("e", project="p2")])
+    second = question("d", in_session="s2", status="answered", turn_id="t2")
+    await store.admit(Admission(session("s2"), turn("t2", in_session="s2"), interactions=[second]))
+    foreign = question("e", project="p2")
+    await store.admit(Admission(session(project="p2"), turn(project="p2"), interactions=[foreign]))
     assert [row.interaction_id for row in await store.interactions(PROJECT)] == ["c", "b", "a", "d"]
     assert [row.interaction_id for row in await store.interactions(PROJECT, "s")] == ["c", "b", "a"]
     assert [row.interaction_id for row in await store.interactions(PROJECT, status="answered")] == ["d"]
@@ -261,6 +264,8 @@ async def test_interactions_in_order_of_creation_and_by_filter(store: Store):
 
 async def test_open_interactions_are_those_of_every_project(store: Store):
     rows = [question("b", created_at=5), question("a", created_at=5, project="p2"), question("c", created_at=1)]
+    await store.admit(admission())
+    await store.admit(Admission(session(project="p2"), turn(project="p2")))
     for row in (*rows, question("d", status="consumed")):
         await store.append([], [row])
     assert await store.open_interactions("pending") == [rows[2], rows[0], rows[1]]

@@ -80,7 +80,7 @@ async def test_what_is_deleted_leaves_a_mark_and_its_session(store: Store):
     assert await store.turn(PROJECT, "s", "t1") is not None, "the ending in the store is the tombstone"
     assert await store.session(PROJECT, "s") == session(at=900, head_epoch=2, head_n=9)
     assert await store.delete_records([]) == 0
-    assert await store.delete_records([RecordKey("p9", "rec_none")]) == 0
+    assert await store.delete_records([RecordKey("p2", "rec_none")]) == 0
     assert await store.pruned_to(PROJECT, "unknown") is None
 
 

@@ -151,7 +151,7 @@ WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
 ORDER BY at, project, record_id LIMIT ?3;
 
 -- name: count_expired_records
-SELECT project, COUNT(*)
+SELECT project || '', COUNT(*)
 FROM records AS old
 WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
   AND NOT EXISTS (
@@ -163,7 +163,7 @@ WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
     WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND prompts.prompt_id = old.prompt_id
       AND state IN ('queued', 'active')
   )
-GROUP BY project;
+GROUP BY project || '';
 
 -- name: record_place
 SELECT session_id, epoch, n FROM records WHERE project = ?1 AND record_id = ?2;
@@ -186,9 +186,9 @@ WHERE aside_at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
 ORDER BY aside_at, seq LIMIT ?3;
 
 -- name: count_expired_quarantine
-SELECT project, COUNT(*) FROM quarantine
+SELECT project || '', COUNT(*) FROM quarantine
 WHERE aside_at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
-GROUP BY project;
+GROUP BY project || '';
 
 -- name: delete_aside
 DELETE FROM quarantine WHERE project = ?1 AND record_id = ?2;
