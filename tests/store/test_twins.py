@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.errors import RunnerError
 from runner.store.memory import MemoryStore
-from runner.store.port import Admission, Store
+from runner.store.port import Admission, RecordKey, RecordRow, Store
 from runner.store.sqlite import SqliteStore
 from tests.store.conftest import FixedClock
 from tests.store.rows import PROJECT, command, ending, prompt, question, record, session, turn
@@ -109,7 +109,16 @@ CALLS = st.one_of(
     ),
     st.builds(lambda records: lambda store: store.quarantine(records, "why", 9), MORE["records"]),
     st.builds(lambda name: lambda store: store.delete_session_content(PROJECT, name), SESSIONS),
+    st.builds(lambda records: lambda store: store.write_batch(records), MORE["records"]),
+    st.builds(lambda row, records: lambda store: store.create_session(row, records), ROWS, MORE["records"]),
+    st.builds(lambda records: lambda store: store.delete_records(keys(records)), MORE["records"]),
+    st.builds(lambda records: lambda store: store.delete_quarantined(keys(records)), MORE["records"]),
+    st.builds(lambda row: lambda store: store.add_ending(row), RECORDS.map(lambda row: row._replace(type="done"))),
 )
+
+
+def keys(records: list[RecordRow]) -> list[RecordKey]:
+    return [RecordKey(row.project, row.record_id) for row in records]
 
 
 async def answer(call: Call, store: Store) -> Any:
@@ -132,6 +141,10 @@ async def everything(store: Store) -> list[Any]:
     seen += [await store.command(PROJECT, name) for name in ("c1", "c2", "c3")]
     seen += [await store.open_commands(), await store.paused_turns()]
     seen.append([row for _, row in await store.quarantined(PROJECT, 100)])
+    for before in (2, 1002, 8000):
+        seen += [await store.expired_records(None, before, 5), await store.expired_quarantine(PROJECT, before, 5)]
+        seen.append(await store.count_expired(None, before))
+    seen += [await store.ended_turns(None, (0, "", ""), 9), *[await store.pruned_to(PROJECT, name) for name in "ab"]]
     return seen
 
 
