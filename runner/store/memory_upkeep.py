@@ -56,7 +56,7 @@ class MemoryUpkeep(MemoryTables):
     async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
         self._usable()
         found = [
-            EndedTurn(turn.ended_at, *(name := (turn.project, turn.turn_id)), turn.session_id, self._told(*name))
+            EndedTurn(turn.ended_at, *(name := (turn.project, turn.turn_id)), turn.session_id, self._has_ending(*name))
             for turn in self._all_turns()
             if turn.outcome is not None and turn.ended_at is not None and project in (None, turn.project)
         ]
@@ -66,7 +66,7 @@ class MemoryUpkeep(MemoryTables):
         self._usable()
         turn = self._standing(record)
         newest = self._newest_epochs(record.project, record.session_id)
-        if turn is None or not turn.ended or self._told(record.project, record.turn_id or ""):
+        if turn is None or not turn.ended or self._has_ending(record.project, record.turn_id or ""):
             return False
         if late(None, record.epoch, None, *newest) is not None:
             return False
@@ -97,7 +97,7 @@ class MemoryUpkeep(MemoryTables):
             (name, kept) for name, kept in self._aside.items() if project in (None, name[0]) and kept[1][-1] < before_ms
         ]
 
-    def _told(self, project: str, turn_id: str) -> bool:
+    def _has_ending(self, project: str, turn_id: str) -> bool:
         turn = rows.turn_row(self._turns[project, turn_id])
         pruned = self._pruned.get((project, turn.session_id), (-1, 0))
         return pruned[0] >= turn.epoch or any(

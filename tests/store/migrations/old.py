@@ -31,6 +31,9 @@ ROWS: Final = {
         INSERT INTO prompts (project, session_id, prompt_id, digest, state, created_at, content, kind, seq, options)
         VALUES ('p', 's', 'p2', 'd2', 'queued', 1002, '[]', 'prompt', 7, '{"b":2}');
     """,
+    4: """
+        INSERT INTO pruned VALUES ('p', 's', 1, 1);
+    """,
 }
 """What the code of a version could have written, by the version that made room for it."""
 
