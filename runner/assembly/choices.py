@@ -11,6 +11,7 @@ from typing import Final
 from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError
+from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import LeasePlane, ReplicaInfo
 from runner.sandbox.statelock import state_dir_of
@@ -52,6 +53,19 @@ def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool)
         timeout_seconds=lease.beat_timeout_seconds,
         has_ended=has_ended,
     )
+
+
+def open_live(settings: Settings) -> LiveBus | None:
+    """The live bus beside the lease plane: where that is a Redis, the same one; None where there is none.
+
+    Raises:
+        RunnerError: ``invalid_request``: a package that it needs is missing.
+    """
+    if not settings.leases.url or is_http(settings):
+        return None
+    from runner.leases.redis_live import RedisLiveBus
+
+    return RedisLiveBus(settings.leases.url, timeout_seconds=settings.leases.beat_timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)

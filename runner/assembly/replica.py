@@ -19,6 +19,7 @@ from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
 from runner.ids import Ids
 from runner.leases.heartbeat import Heartbeats
+from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import BeatAnswer, LeasePlane, ReplicaInfo
 from runner.pool.pool import Pool
@@ -30,12 +31,14 @@ from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
 from runner.session.coordinator import Coordinator
+from runner.session.mirror import Mirrors
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
 from runner.session.reconcile import reconcile
 from runner.session.registry import Registry
 from runner.session.services import Services
 from runner.session.session import Session
+from runner.session.shown import Shown
 from runner.session.sweep import Job, Sweep
 from runner.store.port import Store
 from runner.tasks import Tasks
@@ -57,6 +60,9 @@ class Replica:
     services: Services
     plane: LeasePlane
     providers: dict[str, Provider]
+    live: LiveBus | None = None
+    mirrors: Mirrors | None = None
+    """What is followed here of other replicas, where a live bus is there."""
 
     def reachable_at(self, url: str) -> None:
         """Tell the others where this replica is reached, unless ``[server] advertise_url`` says so already."""
@@ -74,6 +80,8 @@ class Replica:
     async def close(self) -> None:
         """Drain, tear every sandbox down, release leases; in this order, each bounded."""
         await self.coordinator.drain(self.settings.turn.drain_seconds)
+        if self.mirrors is not None:
+            await self.mirrors.close()
         if not await self.services.pool.close(TEARDOWN_SECONDS):
             log.error("some sandboxes could not be proven gone")
         await self.services.tasks.close()
@@ -86,6 +94,8 @@ class Replica:
         for provider in self.providers.values():
             await provider.close()
         await self.plane.close()
+        if self.live is not None:
+            await self.live.close()
         await self.services.store.close()
 
 
@@ -100,6 +110,7 @@ async def build(
     clock: Clock | None = None,
     ids: Ids | None = None,
     proven_dead: Callable[[ReplicaInfo], bool] | None = None,
+    live: LiveBus | None = None,
 ) -> Replica:
     """A replica that is ready to admit turns.
 
@@ -107,6 +118,7 @@ async def build(
 
     Args:
         proven_dead: whether another replica is provably gone; None looks at lock files of this machine.
+        live: what followers at other replicas see by; None: they ask this one over HTTP.
     """
     clock = clock or SystemClock()
     if plane is None:
@@ -141,7 +153,8 @@ async def build(
     )
     calls.owners = services.owners
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
-    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers)
+    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live)
+    _join(replica, registry)
     await _take_part(replica)
     return replica
 
@@ -166,6 +179,25 @@ def _owners(
         lost_after_seconds=settings.records.lost_after_seconds,
         answer_seconds=settings.leases.beat_timeout_seconds,
     )
+
+
+def _join(replica: Replica, registry: Registry) -> None:
+    """Take part in the live bus, both ways."""
+    if replica.live is None:
+        return
+    services, server = replica.services, replica.settings.server
+    replica.coordinator.shown = Shown(services, registry, replica.live)
+    replica.mirrors = Mirrors(
+        services.replica_id,
+        replica.live,
+        services.owners,
+        services.store,
+        services.clock,
+        services.ids,
+        ring_bytes=server.ring_bytes,
+        buffer_bytes=server.reader_buffer_bytes,
+    )
+    replica.mirrors.start()
 
 
 async def _take_part(replica: Replica) -> None:

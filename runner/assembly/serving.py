@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from runner.assembly.choices import Spooling, is_http, open_plane, open_store
+from runner.assembly.choices import Spooling, is_http, open_live, open_plane, open_store
 from runner.assembly.replica import ISOLATION, Replica, build
 from runner.clock import SystemClock
 from runner.config import Settings
@@ -100,7 +100,6 @@ async def serve(
         stack.callback(lock.release)
         tokens, own = access_tokens(settings, state_dir, host)
         replicas: list[Replica] = []
-
         store = await open_store(settings, state_dir, clock, _spooling(replicas))
         plane = open_plane(settings, clock, store, gateway=gateway)
         reaped, dead = reap_leftovers(state_dir, store.store_id)
@@ -115,6 +114,7 @@ async def serve(
             plane=plane,
             clock=clock,
             providers={} if gateway else None,
+            live=open_live(settings),
         )
         replicas.append(replica)
         stack.push_async_callback(replica.close)
@@ -154,7 +154,8 @@ def _spooling(replicas: list[Replica]) -> Spooling:
 def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: str, *, gateway: bool) -> Application:
     sessions, services = replica.coordinator, replica.services
     if not gateway:
-        return build_app(sessions, settings, tokens, owners=services.owners, bind_host=host)
+        mirrors = replica.mirrors
+        return build_app(sessions, settings, tokens, owners=services.owners, bind_host=host, mirrors=mirrors)
     return build_gateway(
         sessions,
         settings,

@@ -81,7 +81,7 @@ class RedisLeasePlane:
         self._timeout = timeout_seconds
         self._has_ended = has_ended
         self._now = now
-        self._client = _client(url, timeout_seconds)
+        self._client = connect(url, timeout_seconds)
         self._lanes = asyncio.Semaphore(LANES)
         self._tasks = Tasks("redis")
         self._keep_ms = round(max(KEEP_SECONDS, 3 * lease_seconds) * 1000)
@@ -278,7 +278,12 @@ def _lease_key(project: str, session_id: str) -> str:
     return f"{LEASE}{project}:{session_id}"
 
 
-def _client(url: str, timeout: float) -> Redis:
+def connect(url: str, timeout: float, *, text: bool = True) -> Redis:
+    """A client that sends nothing twice; ``text``: replies are decoded.
+
+    Raises:
+        RunnerError: ``invalid_request``: the package redis is missing, or the URL cannot be read.
+    """
     try:
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
@@ -290,6 +295,6 @@ def _client(url: str, timeout: float) -> Redis:
             field="leases.url",
         ) from error
     try:
-        return Redis.from_url(url, decode_responses=True, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
+        return Redis.from_url(url, decode_responses=text, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:
         raise RunnerError("invalid_request", "[leases] url: not a URL of a Redis.", field="leases.url") from error

@@ -17,7 +17,7 @@ from runner.server.auth import AccessToken, Gate
 from runner.server.context import CALLER, CONTEXT, Context, problem_answer
 from runner.server.coordination import COORDINATION_ROUTES
 from runner.server.forward import Forwarder, Place
-from runner.server.relay import RELAY, Relay
+from runner.server.relay import RELAY, Followed, Relay
 from runner.server.routes import ANY, OPEN, ROUTES, Handler
 from runner.server.upstream import Peers, Whereabouts
 from runner.session.port import Sessions
@@ -38,6 +38,7 @@ def build_app(
     clock: Clock | None = None,
     owners: Whereabouts | None = None,
     place: Place | None = None,
+    mirrors: Followed | None = None,
 ) -> web.Application:
     """The HTTP application over ``sessions``.
 
@@ -49,6 +50,7 @@ def build_app(
         clock: for instants of lines that the server itself makes.
         owners: who holds which session when there are other replicas; None: this one holds all.
         place: in a gateway, which itself runs nothing: who gets what nobody holds.
+        mirrors: followers over a live bus; None: over HTTP.
     """
     server = settings.server
     host = server.host if bind_host is None else bind_host
@@ -58,7 +60,7 @@ def build_app(
     if owners is not None and owners.shared:
         peers = Peers(owners)
         app.middlewares.append(Forwarder(owners, peers, place).middleware)
-        app[RELAY] = Relay(owners, peers, sessions)
+        app[RELAY] = Relay(owners, peers, sessions, mirrors)
         app.on_cleanup.append(lambda _: peers.close())
     app[CONTEXT] = Context(sessions, settings.server, gate, clock or SystemClock())
     for route in ROUTES:

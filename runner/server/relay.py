@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlencode
 
 from aiohttp import web
 from multidict import CIMultiDict
 
 from runner.errors import RunnerError
+from runner.rules.pool import Key
 from runner.server.upstream import (
     FORWARDED,
     Broken,
@@ -36,6 +37,18 @@ _WITHOUT_CURSOR: Final = b'{"kind":"event","turn_id":'
 _LAST_WORDS: Final = (b'"type":"resync"', b'"reason":')
 
 
+class Followed(Protocol):
+    """Followers over a live bus; ``runner.session.mirror.Mirrors`` answers."""
+
+    def serves(self, key: Key, owner: str) -> bool:
+        """Whether ``follow`` is worth a try."""
+        ...
+
+    async def follow(self, key: Key, owner: str, after: str | None) -> Reader | None:
+        """A reader of what ``owner`` has of a session; None: not over the bus."""
+        ...
+
+
 class Relay:
     """Opens readers that survive a change of the owner.
 
@@ -43,12 +56,14 @@ class Relay:
         owners: who holds what.
         peers: connections to the others.
         sessions: this replica's own, over the shared store.
+        mirrors: followers over a live bus, which need no connection to the owner; None: over HTTP.
     """
 
-    def __init__(self, owners: Whereabouts, peers: Peers, sessions: Sessions) -> None:
+    def __init__(self, owners: Whereabouts, peers: Peers, sessions: Sessions, mirrors: Followed | None = None) -> None:
         self.owners = owners
         self.peers = peers
         self.sessions = sessions
+        self.mirrors = mirrors
 
     async def follow(
         self, caller: Caller, session_id: str, after: str | None, headers: Mapping[str, str]
@@ -80,6 +95,7 @@ class RelayReader:
         self._relay = relay
         self._caller = caller
         self._session_id = session_id
+        self._key = (caller.project, session_id)
         self._cursor = after
         self._authorization = headers.get("Authorization", "")
         self._anchored = FORWARDED in headers
@@ -109,7 +125,9 @@ class RelayReader:
             return await sessions.follow(self._caller, self._session_id, self._cursor, True)
         if self._anchored:
             raise held_by(owner)
-        return await self._upstream(owner)
+        mirrors = self._relay.mirrors
+        live = await mirrors.follow(self._key, owner.replica_id, self._cursor) if mirrors is not None else None
+        return live if live is not None else await self._upstream(owner)
 
     async def _look(self) -> Elsewhere | None:
         return await self._relay.owners.elsewhere(self._caller.project, self._session_id)
@@ -171,13 +189,21 @@ class RelayReader:
         """Leave a source that another replica has overtaken, or that does not show what the store has."""
         try:
             owner = await self._look()
-            leave = _id(owner) != _id(self._owner) or (owner is None and self._quiet and await self._missed())
+            leave = (
+                _id(owner) != _id(self._owner)
+                or (owner is None and self._quiet and await self._missed())
+                or (owner is not None and isinstance(self._source, _Upstream) and self._over_bus(owner))
+            )
         except RunnerError:
             leave = False
         if leave:
             self._leave()
         self._quiet = True
         self._due = asyncio.get_running_loop().time() + (0 if leave else CHECK_SECONDS)
+
+    def _over_bus(self, owner: Elsewhere) -> bool:
+        mirrors = self._relay.mirrors
+        return mirrors is not None and mirrors.serves(self._key, owner.replica_id)
 
     async def _missed(self) -> bool:
         try:

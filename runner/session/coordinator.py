@@ -25,6 +25,7 @@ from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
+from runner.session.shown import WATCH, Shown
 from runner.terms import StopReason
 from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
@@ -51,6 +52,8 @@ class Coordinator:
         self._ownerless = Ownerless(services, registry, self._start, self._refusal)
         registry.attach = self._attach
         self.draining = False
+        self.shown: Shown | None = None
+        """Shows sessions at other replicas, where a live bus is there."""
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -300,6 +303,9 @@ class Coordinator:
         if note.get("kind") == REVIVE and self._has_seats:
             key = (str(note["project"]), str(note["session_id"]))
             self._services.tasks.spawn(f"queued prompts of {key[1]}", self._start_queued(key))
+        elif note.get("kind") == WATCH:
+            if self.shown is not None:
+                self.shown.note(note)
         else:
             self.commands.note(note)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
-from runner.clock import rfc3339
+from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
 from runner.ids import format_cursor, parse_cursor
 from runner.rules.pool import Key
 from runner.session.port import ReaderCut, ReaderEnded
+from runner.session.prompts import Presence
 from runner.session.session import Session
 from runner.store.port import RecordRow, Store
 from runner.terms import EventType
-from runner.turn.log import LogCut, LogEnded, LogReader
+from runner.turn.journal import Head
+from runner.turn.log import LogCut, LogEnded, LogReader, SessionLog
 from runner.wire.codec import EventFormatter, event_line, to_json
 
 PAGE: Final = 500
@@ -77,7 +79,38 @@ async def prompt_events(store: Store, session: Session, prompt_id: str) -> list[
     return parts
 
 
-async def next_live(session: Session, reader: LogReader, seconds: float) -> bytes | None:
+class Flushes(Protocol):
+    """What is on its way to the store."""
+
+    async def flush(self) -> None:
+        """See that everything shown so far is in the store."""
+        ...
+
+
+class Source(Protocol):
+    """What is read live: a session of this replica, or the mirror of one that another replica has."""
+
+    @property
+    def key(self) -> Key: ...
+    @property
+    def head(self) -> Head: ...
+    @property
+    def log(self) -> SessionLog: ...
+    @property
+    def log_since(self) -> Cursor: ...
+    @property
+    def presence(self) -> Presence: ...
+    @property
+    def outbox(self) -> Flushes: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def taken(self) -> bool: ...
+
+
+async def next_live(session: Source, reader: LogReader, seconds: float) -> bytes | None:
     """What a reader of the live log gets next, as ``session.port.Reader`` says."""
     try:
         return await reader.next(seconds)
@@ -104,7 +137,7 @@ class HistoryReader:
     def __init__(
         self,
         store: Store,
-        session: Session,
+        session: Source,
         after: Cursor | None,
         follow: bool,
         of: tuple[str, asyncio.Future[dict[str, Any]]] | None = None,

@@ -128,6 +128,16 @@ class SessionLog:
         base = self.base_cursor
         return base is not None and base <= (after[0], after[1] + 1)
 
+    def recent(self, size: int) -> int:
+        """Position from which on at most ``size`` bytes are kept; the end when the newest chunk is larger."""
+        position = self.end
+        for chunk in reversed(self._chunks):
+            size -= len(chunk.lines) + len(chunk.whole)
+            if size < 0:
+                break
+            position -= 1
+        return position
+
     def reader(
         self,
         *,
@@ -216,6 +226,24 @@ class LogReader:
                 parts.append(lines)
                 size += len(lines)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def chunks(self) -> list[Chunk]:
+        """As ``take``, for who passes them on as they are.
+
+        Raises:
+            LogCut: the reader is behind what is kept.
+        """
+        found: list[Chunk] = []
+        size = 0
+        while size < READ_BYTES and (chunk := self._log.chunk(self.position)) is not None:
+            self.position += 1
+            found.append(chunk)
+            size += len(chunk.lines) + len(chunk.whole)
+        return found
+
+    async def woken(self, seconds: float) -> bool:
+        """Wait until something is new; False after ``seconds``."""
+        return await self._wait(asyncio.get_running_loop().time() + seconds)
 
     def _unseen(self, chunk: Chunk) -> bytes:
         if (chunk.epoch, chunk.first) > self._after:

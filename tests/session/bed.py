@@ -13,6 +13,7 @@ from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
+from runner.leases.live import LiveBus
 from runner.leases.port import ReplicaInfo
 from runner.sandbox.port import Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
@@ -183,6 +184,7 @@ class Bed:
         plane: Any = None,
         replica_id: str = "rep_1",
         proven_dead: Callable[[ReplicaInfo], bool] | None = None,
+        live: LiveBus | None = None,
     ) -> Bed:
         """A replica over doubles that suspend like real ones; what an earlier one left in ``store`` is reconciled."""
         provider = FakeProvider()
@@ -197,6 +199,7 @@ class Bed:
             clock=LoopClock(),
             ids=CountingIds("" if replica_id == "rep_1" else f"{replica_id}_"),
             proven_dead=proven_dead,
+            live=live,
         )
         return cls(replica, provider, store)
 
@@ -248,7 +251,8 @@ class Bed:
     async def die(self) -> None:
         """End every task of the replica at once, as kill -9 does; its agents go with it."""
         services = self.replica.services
-        for tasks in (services.tasks, services.beats._tasks, services.pool._tasks):
+        mirrors = [self.replica.mirrors._tasks] if self.replica.mirrors is not None else []
+        for tasks in (services.tasks, services.beats._tasks, services.pool._tasks, *mirrors):
             for task in list(tasks._live):
                 task.cancel()
         await services.beats.close()

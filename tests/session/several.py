@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import ReplicaInfo
 from tests.session.bed import Bed
@@ -43,9 +44,10 @@ class PlaneSide:
 
 
 class Several:
-    """Replicas that serve one store; ``dead`` are those whose death can be proven."""
+    """Replicas that serve one store; ``dead`` are those whose death can be proven; ``live``: the bus between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: LiveBus | None = None) -> None:
+        self.live = live
         self.store = SlowStore()
         self.plane = MemoryLeasePlane(LoopClock(), LEASE_SECONDS, shared=True)
         self.sides: dict[str, PlaneSide] = {}
@@ -56,7 +58,12 @@ class Several:
         """Another replica."""
         side = self.sides[replica_id] = PlaneSide(self.plane)
         bed = await Bed.make(
-            settings=settings, store=self.store, plane=side, replica_id=replica_id, proven_dead=self._proven_dead
+            settings=settings,
+            store=self.store,
+            plane=side,
+            replica_id=replica_id,
+            proven_dead=self._proven_dead,
+            live=self.live,
         )
         bed.replica.reachable_at(f"http://{replica_id}")
         self.beds[replica_id] = bed
