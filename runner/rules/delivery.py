@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -73,11 +73,6 @@ def move(delivery: Delivery, max_deliveries: int) -> Move:
         return Move.WRITE
     given_up = delivery.deliveries >= max_deliveries and delivery.others_commit
     return Move.QUARANTINE if given_up else Move.DEFER
-
-
-def last_of_each(keys: Sequence[Hashable]) -> list[int]:
-    """Places of the entries to write, in order: of several with one key the last one (case G2)."""
-    return sorted({key: place for place, key in enumerate(keys)}.values())
 
 
 def entry_id(text: str) -> EntryId:

@@ -8,10 +8,13 @@ from runner.store.port import (
     Admission,
     Appended,
     CommandRow,
+    EndedTurn,
     Ending,
+    Expired,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
+    RecordKey,
     RecordRow,
     SessionRow,
     Store,
@@ -42,6 +45,15 @@ class StoreBehind:
         prompts: Sequence[PromptRow] = (),
     ) -> Appended:
         return await self._remote.append(records, interactions, prompts)
+
+    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
+        return await self._remote.write_batch(records)
+
+    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
+        return await self._remote.create_session(row, records)
+
+    async def caught_up(self, project: str, session_id: str) -> None:
+        await self._remote.caught_up(project, session_id)
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         await self._remote.quarantine(records, reason, at)
@@ -114,6 +126,30 @@ class StoreBehind:
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
         await self._remote.delete_session_content(project, session_id)
+
+    async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._remote.expired_records(project, before_ms, limit)
+
+    async def delete_records(self, keys: Sequence[RecordKey]) -> int:
+        return await self._remote.delete_records(keys)
+
+    async def expired_quarantine(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
+        return await self._remote.expired_quarantine(project, before_ms, limit)
+
+    async def delete_quarantined(self, keys: Sequence[RecordKey]) -> int:
+        return await self._remote.delete_quarantined(keys)
+
+    async def count_expired(self, project: str | None, before_ms: int) -> Expired:
+        return await self._remote.count_expired(project, before_ms)
+
+    async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
+        return await self._remote.pruned_to(project, session_id)
+
+    async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
+        return await self._remote.ended_turns(project, after, limit)
+
+    async def add_ending(self, record: RecordRow) -> bool:
+        return await self._remote.add_ending(record)
 
     async def ready(self) -> bool:
         return await self._remote.ready()

@@ -15,7 +15,6 @@ from runner.rules.delivery import (
     entry_id,
     floor,
     has_room,
-    last_of_each,
     may_forget_consumer,
     may_trim,
     move,
@@ -44,15 +43,6 @@ MAX = 5
 def test_moves(delivery: Delivery, expected: Move) -> None:
     """Cases G7 and G8: what is given up, and when."""
     assert move(delivery, MAX) is expected
-
-
-@pytest.mark.parametrize(
-    ("keys", "places"),
-    [("", []), ("a", [0]), ("aba", [1, 2]), ("aab", [1, 2]), ("abab", [2, 3]), ("abc", [0, 1, 2])],
-)
-def test_of_several_with_one_key_the_last_is_written(keys: str, places: list[int]) -> None:
-    """Case G2: both orders of a partial and a final frame."""
-    assert last_of_each(keys) == places
 
 
 def test_ids() -> None:

@@ -147,8 +147,9 @@ class PipelinedStore(StoreBehind):
         except RunnerError as error:
             if error.code != "internal" or not more:
                 raise
-            ended = await self._remote.end(ending)
+            await self._hand_over(more)
             more = []
+            ended = await self._remote.end(ending)
         if ended:
             self._kept.forget(more)
             self._kept.forget(ending.records)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.rules.delivery import START, Delivery, EntryId, Fault, Move, Quota, last_of_each, move
-from runner.store.port import RecordRow
+from runner.rules.delivery import START, Delivery, EntryId, Fault, Move, Quota, move
+from runner.store.port import Appended, RecordRow
+from runner.store.rows import meant
 from runner.store.stream.codec import Unreadable, decode
 from runner.store.stream.port import Entry, GroupGone, QuotaPort, RecordSink, RecordStream, Unlimited, text_of
 from runner.store.stream.undeliverable import UNDELIVERABLE, stand_in
@@ -43,13 +44,11 @@ class Counts:
     outages: int = 0
 
 
-@dataclass(slots=True)
-class _Item:
+class _Item(NamedTuple):
     """A readable entry that is being worked on."""
 
     entry: Entry
     row: RecordRow
-    fault: Fault | None = None
 
 
 class Worker:
@@ -166,10 +165,11 @@ class Worker:
         while not self._stop.is_set():
             found = await self._stream.reclaim(self._name, idle_seconds, self._batch)
             self._lose(found.gone)
-            if not found.entries:
-                break
             self.counts.reclaimed += len(found.entries)
-            await self._settle(list(found.entries))
+            if found.entries:
+                await self._settle(found.entries)
+            if len(found.entries) < self._batch:
+                break
         for name in await self._stream.forget_consumers(self._name, self._forget_seconds):
             log.warning("worker %s held nothing and was silent: it is forgotten", name)
 
@@ -187,18 +187,12 @@ class Worker:
         done: list[EntryId] = []
         committed = self.counts.written
         items = await self._items(entries, done)
-        places = last_of_each([(item.row.project, item.row.record_id) for item in items])
-        chosen = [items[place] for place in places]
-        if chosen and not await self._write(chosen):
-            self._again_soon()
-            return
-        faults = {(item.row.project, item.row.record_id): item.fault for item in chosen}
-        for item in items:
-            item.fault = faults[item.row.project, item.row.record_id]
-            if item.fault is None:
-                done.append(item.entry.entry_id)
+        refused = await self._write(meant([item.row for item in items])) if items else set()
+        for entry, row in items:
+            if (row.project, row.record_id) in refused:
+                await self._refused(entry, row, committed, done)
             else:
-                await self._refused(item.entry, item.row, committed, done)
+                done.append(entry.entry_id)
         if not done:
             await self._rest()
             return
@@ -250,25 +244,28 @@ class Worker:
                 log.error("project %s is over its quota: %d records are dropped", project, count)
         return found
 
-    async def _write(self, items: Sequence[_Item]) -> bool:
-        """Write a batch, or row by row what the store refuses as a batch; False when the store stays away."""
+    async def _write(self, rows: list[RecordRow]) -> set[tuple[str, str]]:
+        """Write a batch, or row by row what the store refuses as a batch; which rows it refuses alone too.
+
+        Raises:
+            RunnerError: ``store_unavailable``: the store stays away, and this worker was told to stop.
+        """
         try:
-            self._wrote(items, await self._insert([item.row for item in items]))
-            return True
+            self._wrote(rows, await self._insert(rows))
+            return set()
         except RunnerError as error:
             if error.code == "store_unavailable":
-                return False
-            if len(items) == 1:
-                items[0].fault = Fault.REFUSED
-                log.error("record %s is refused: %s", items[0].row.record_id, error.message)
-                return True
-            log.warning("a batch of %d is refused, its rows are written one by one: %s", len(items), error.message)
-        for item in items:
-            if not await self._write([item]):
-                return False
-        return True
+                raise
+            if len(rows) == 1:
+                log.error("record %s is refused: %s", rows[0].record_id, error.message)
+                return {(rows[0].project, rows[0].record_id)}
+            log.warning("a batch of %d is refused, its rows are written one by one: %s", len(rows), error.message)
+        refused: set[tuple[str, str]] = set()
+        for row in rows:
+            refused |= await self._write([row])
+        return refused
 
-    async def _insert(self, rows: list[RecordRow]) -> tuple[int, int]:
+    async def _insert(self, rows: list[RecordRow]) -> Appended:
         """Write rows; while the store is away try again, until told to stop."""
         while True:
             try:
@@ -280,17 +277,16 @@ class Worker:
                 await self._rest()
             else:
                 self._reached()
-                return done.quarantined, done.dropped
+                return done
 
-    def _wrote(self, items: Sequence[_Item], aside: tuple[int, int]) -> None:
-        quarantined, dropped = aside
-        self.counts.written += len(items) - quarantined - dropped
-        self.counts.set_aside += quarantined
-        self.counts.of_deleted += dropped
-        if quarantined:
-            log.error("%d records came too late and are in quarantine", quarantined)
-        if dropped:
-            log.warning("%d records of deleted sessions are dropped", dropped)
+    def _wrote(self, rows: Sequence[RecordRow], done: Appended) -> None:
+        self.counts.written += len(rows) - done.quarantined - done.dropped
+        self.counts.set_aside += done.quarantined
+        self.counts.of_deleted += done.dropped
+        if done.quarantined:
+            log.error("%d records came too late and are in quarantine", done.quarantined)
+        if done.dropped:
+            log.warning("%d records of deleted sessions are dropped", done.dropped)
 
     async def _refused(self, entry: Entry, row: RecordRow, committed: int, done: list[EntryId]) -> None:
         """Give a refused entry up, or leave it for later."""
