@@ -165,7 +165,7 @@ class MemoryRecordStream:
         """An entry that no sender of ours wrote."""
         return self._add(self._ensured()[0], version, payload)
 
-    # ----------------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _reach(self) -> None:
         try:
