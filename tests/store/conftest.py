@@ -12,6 +12,7 @@ from runner.clock import SystemClock
 from runner.store.http import HttpStore
 from runner.store.memory import MemoryStore
 from runner.store.port import Store
+from runner.store.postgres.store import PostgresStore
 from runner.store.spool import SpooledStore
 from runner.store.sqlite import SqliteStore
 from tests.plane.bed import BOTH, serve_plane
@@ -55,6 +56,13 @@ async def spooled(path: Path) -> AsyncIterator[Store]:
         await made.close()
 
 
+@asynccontextmanager
+async def postgres(url: str) -> AsyncIterator[Store]:
+    made = await PostgresStore.open(url, clock=FixedClock())
+    yield made
+    await made.close()
+
+
 BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
     "sqlite": on_sqlite,
     "memory": memory,
@@ -63,9 +71,13 @@ BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
 }
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=[*BACKENDS, "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    async with BACKENDS[request.param](tmp_path) as made:
+    if request.param == "postgres":
+        opened = postgres(request.getfixturevalue("postgres_url"))
+    else:
+        opened = BACKENDS[request.param](tmp_path)
+    async with opened as made:
         yield made
 
 

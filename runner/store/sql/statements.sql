@@ -1,7 +1,8 @@
 -- name: insert_turn
 INSERT INTO turns (project, session_id, turn_id, epoch, replica_id, prompt_id, started_at, resumes, outcome,
                    stop_reason, ended_at, result)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+SELECT CAST(?1 AS TEXT), CAST(?2 AS TEXT), CAST(?3 AS TEXT), CAST(?4 AS BIGINT), CAST(?5 AS TEXT), CAST(?6 AS TEXT),
+       CAST(?7 AS BIGINT), CAST(?8 AS TEXT), CAST(?9 AS TEXT), CAST(?10 AS TEXT), CAST(?11 AS BIGINT), CAST(?12 AS TEXT)
 WHERE NOT EXISTS (SELECT 1 FROM turns WHERE project = ?1 AND session_id = ?2 AND epoch > ?4)
   AND NOT EXISTS (SELECT 1 FROM sessions WHERE project = ?1 AND session_id = ?2
                   AND (head_epoch > ?4 OR ended_at IS NOT NULL))
@@ -67,7 +68,9 @@ ON CONFLICT (project, record_id) DO NOTHING;
 
 -- name: set_aside
 INSERT INTO quarantine (project, session_id, record_id, turn_id, prompt_id, epoch, n, type, data, at, reason, aside_at)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12
+SELECT CAST(?1 AS TEXT), CAST(?2 AS TEXT), CAST(?3 AS TEXT), CAST(?4 AS TEXT), CAST(?5 AS TEXT), CAST(?6 AS BIGINT),
+       CAST(?7 AS BIGINT), CAST(?8 AS TEXT), CAST(?9 AS BLOB), CAST(?10 AS BIGINT), CAST(?11 AS TEXT),
+       CAST(?12 AS BIGINT)
 WHERE NOT EXISTS (SELECT 1 FROM records WHERE project = ?1 AND record_id = ?3)
 ON CONFLICT DO NOTHING;
 
@@ -338,12 +341,12 @@ FROM interactions WHERE project = ?1 AND interaction_id = ?2;
 
 -- name: interactions
 SELECT project, session_id, interaction_id, turn_id, status, kind, created_at, expires_at, request, answer
-FROM interactions WHERE project = ?1 AND (?2 IS NULL OR status = ?2)
+FROM interactions WHERE project = ?1 AND (CAST(?2 AS TEXT) IS NULL OR status = ?2)
 ORDER BY created_at DESC, seq DESC LIMIT ?3;
 
 -- name: session_interactions
 SELECT project, session_id, interaction_id, turn_id, status, kind, created_at, expires_at, request, answer
-FROM interactions WHERE project = ?1 AND session_id = ?4 AND (?2 IS NULL OR status = ?2)
+FROM interactions WHERE project = ?1 AND session_id = ?4 AND (CAST(?2 AS TEXT) IS NULL OR status = ?2)
 ORDER BY created_at DESC, seq DESC LIMIT ?3;
 
 -- name: open_interactions

@@ -1,0 +1,109 @@
+"""Steps of a write on a connection of PostgreSQL, inside the caller's transaction."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from runner.errors import RunnerError
+from runner.store.postgres.faults import is_refusal, translated
+from runner.store.sql import STATEMENTS
+from runner.store.writes import Ask, Attempt, Run, Step, T, Work
+
+if TYPE_CHECKING:
+    import asyncpg
+
+MANY: Final = 8
+"""From so many rows on they go as arrays in one statement, where the statement has such a form."""
+
+
+def numbered(text: str) -> str:
+    """A named statement as PostgreSQL reads it."""
+    return re.sub(r"\?(\d+)", r"$\1", text).replace(" AS BLOB)", " AS BYTEA)")
+
+
+TEXTS: Final = {name: numbered(text) for name, text in STATEMENTS.items()}
+
+
+class Refused(Exception):
+    """A row of an ``Attempt`` was refused while no savepoint kept the rest: the transaction has to begin again."""
+
+
+async def perform(work: Work[T], connection: asyncpg.Connection, *, careful: bool) -> T:
+    """Do what a write does.
+
+    Args:
+        work: the write.
+        connection: in a transaction, which is spoilt when this raises.
+        careful: each ``Attempt`` has a savepoint. It costs two round trips, so it is for the second try.
+
+    Raises:
+        Refused: an ``Attempt`` failed and was not careful.
+    """
+    steps = work()
+    answer: Any = None
+    try:
+        while True:
+            answer = await _do(connection, steps.send(answer), careful)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+
+
+async def _do(connection: asyncpg.Connection, step: Step, careful: bool) -> Any:
+    if isinstance(step, Ask):
+        return [tuple(row) for row in await connection.fetch(TEXTS[step.statement], *step.parameters)]
+    if isinstance(step, Attempt):
+        return await _attempt(connection, step, careful)
+    return await _run(connection, step)
+
+
+async def _run(connection: asyncpg.Connection, step: Run | Attempt) -> int:
+    if len(step.rows) == 1:
+        return changed(await connection.execute(TEXTS[step.statement], *step.rows[0]))
+    if len(step.rows) >= MANY and step.statement in BULK:
+        return changed(await connection.execute(BULK[step.statement], *zip(*step.rows, strict=True)))
+    if step.rows:
+        await connection.executemany(TEXTS[step.statement], step.rows)
+    return len(step.rows)
+
+
+async def _attempt(connection: asyncpg.Connection, step: Attempt, careful: bool) -> RunnerError | None:
+    if not careful:
+        try:
+            await _run(connection, step)
+        except Exception as error:
+            if is_refusal(error):
+                raise Refused from error
+            raise
+        return None
+    await connection.execute("SAVEPOINT attempt")
+    try:
+        await _run(connection, step)
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        await connection.execute("ROLLBACK TO SAVEPOINT attempt")
+        return translated(error)
+    await connection.execute("RELEASE SAVEPOINT attempt")
+    return None
+
+
+def changed(status: str) -> int:
+    """How many rows a command changed, of what the server says of it ("INSERT 0 1")."""
+    return int(status.rpartition(" ")[2])
+
+
+def _in_bulk(name: str, types: str) -> str:
+    """An ``INSERT … VALUES`` of one row as one of many: each parameter is an array of its column."""
+    text = TEXTS[name]
+    arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(types.split(), 1))
+    values = ", ".join(f"${place}" for place in range(1, len(types.split()) + 1))
+    bulk = text.replace(f"VALUES ({values})", f"SELECT * FROM unnest({arrays})")
+    assert bulk != text, name
+    return bulk
+
+
+BULK: Final = {
+    "insert_record": _in_bulk("insert_record", "text text text text text bigint bigint text bytea bigint"),
+}
