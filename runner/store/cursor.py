@@ -7,8 +7,9 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.store.faults import translated
-from runner.store.sql import PLACED
-from runner.store.writes import Ask, Attempt, Run, Step, T, Work
+from runner.store.rows import Parameters
+from runner.store.sql import PLACED, Placed
+from runner.store.writes import Ask, AskAll, Attempt, Run, Step, T, Work
 
 
 def perform(work: Work[T], cursor: sqlite3.Cursor) -> T:
@@ -33,10 +34,16 @@ def _run(cursor: sqlite3.Cursor, step: Run | Attempt) -> int:
 
 
 def _other(cursor: sqlite3.Cursor, step: Step) -> Any:
+    if isinstance(step, Attempt):
+        return _attempt(cursor, step)
     if isinstance(step, Ask):
-        statement = PLACED[step.statement]
-        return cursor.execute(statement.text, statement.place(step.parameters)).fetchall()
-    return _attempt(cursor, step)
+        return _ask(cursor, PLACED[step.statement], step.parameters)
+    assert isinstance(step, AskAll)
+    return [_ask(cursor, PLACED[step.statement], parameters) for parameters in step.each]
+
+
+def _ask(cursor: sqlite3.Cursor, statement: Placed, parameters: Parameters) -> list[Any]:
+    return cursor.execute(statement.text, statement.place(parameters)).fetchall()
 
 
 def _attempt(cursor: sqlite3.Cursor, step: Run | Attempt) -> RunnerError | None:

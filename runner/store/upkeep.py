@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from runner.rules.late import late
 from runner.store import rows
 from runner.store.port import RecordKey, RecordRow, SessionRow
-from runner.store.writes import INSERT_RECORD, Ask, Run, Steps, Work, standing
+from runner.store.writes import INSERT_RECORD, Ask, AskAll, Run, Steps, Work, standing
 
 
 def creating(row: SessionRow, records: Sequence[RecordRow]) -> Work[bool]:
@@ -29,8 +29,10 @@ def pruning(keys: Sequence[RecordKey]) -> Work[int]:
     def work() -> Steps[int]:
         gone: list[rows.Parameters] = []
         marks: dict[tuple[str, str], tuple[int, int]] = {}
-        for key in sorted(set(keys)):
-            for session_id, epoch, n in (yield Ask("record_place", key)):
+        distinct = sorted(set(keys))
+        places = yield AskAll("record_place", distinct)
+        for key, found in zip(distinct, places, strict=True):
+            for session_id, epoch, n in found:
                 gone.append(key)
                 of = (key.project, session_id)
                 marks[of] = max((epoch, n), marks.get(of, (0, 0)))

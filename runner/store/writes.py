@@ -36,6 +36,13 @@ class Ask(NamedTuple):
     parameters: rows.Parameters
 
 
+class AskAll(NamedTuple):
+    """Answer: for each of these parameters, in order, the rows that a named statement finds."""
+
+    statement: str
+    each: Sequence[rows.Parameters]
+
+
 class Attempt(NamedTuple):
     """Like ``Run``, but a row that is refused spoils nothing. Answer: the refusal, or None.
 
@@ -47,9 +54,12 @@ class Attempt(NamedTuple):
 
 
 T = TypeVar("T")
-Step = Run | Ask | Attempt
+Step = Run | Ask | AskAll | Attempt
 Steps = Generator[Step, Any, T]
 Work = Callable[[], Steps[T]]
+
+Standings = tuple[int, int, Standing | None, bool]
+"""The epochs of a session's newest turn and of its head, how a turn stands, whether the session has ended."""
 
 SAVE_PROMPT: Final = "save_prompt"
 SAVE_INTERACTION: Final = "save_interaction"
@@ -174,16 +184,18 @@ def _insert_or_set_aside(row: RecordRow, at: int) -> Steps[None]:
 
 def _late(records: Sequence[RecordRow]) -> Steps[dict[int, Late]]:
     """Places of the records that do not count, with the reason; one that is stored already counts."""
-    standings: dict[tuple[str, str, str | None], tuple[int, int, Standing | None, bool]] = {}
+    turns = list({(row.project, row.session_id, row.turn_id): None for row in records})
+    found = yield AskAll("standing", turns)
+    standings = {of: _standing(*answer[0]) for of, answer in zip(turns, found, strict=True)}
     refused: dict[int, Late] = {}
     for place, row in enumerate(records):
-        of = (row.project, row.session_id, row.turn_id)
-        if of not in standings:
-            standings[of] = yield from standing(*of)
-        newest, head, turn, ended = standings[of]
+        newest, head, turn, ended = standings[row.project, row.session_id, row.turn_id]
         why = late(row.turn_id, row.epoch, turn, newest, head, ended=ended)
-        if why is not None and not (yield Ask("record_exists", (row.project, row.record_id))):
+        if why is not None:
             refused[place] = why
+    if refused:
+        known = yield AskAll("record_exists", [(records[place].project, records[place].record_id) for place in refused])
+        refused = {place: why for (place, why), stored in zip(refused.items(), known, strict=True) if not stored}
     return refused
 
 
@@ -198,15 +210,17 @@ def _asked_late(interactions: Sequence[InteractionRow]) -> Steps[int]:
     return found
 
 
-def standing(project: str, session_id: str, turn_id: str | None) -> Steps[tuple[int, int, Standing | None, bool]]:
-    """The epochs of the session's newest turn and of its head, how the turn stands, whether the session has ended."""
-    ((newest, head, epoch, outcome, ended_at),) = yield Ask("standing", (project, session_id, turn_id))
-    return newest or 0, head or 0, standing_of(epoch, outcome), ended_at is not None
+def standing(project: str, session_id: str, turn_id: str | None) -> Steps[Standings]:
+    """How a session and one of its turns stand."""
+    (answer,) = yield Ask("standing", (project, session_id, turn_id))
+    return _standing(*answer)
 
 
-def standing_of(epoch: int | None, outcome: str | None) -> Standing | None:
-    """How a turn stands, of what its row says; None without one."""
-    return Standing(epoch, outcome is not None, outcome == Outcome.PAUSED) if epoch is not None else None
+def _standing(
+    newest: int | None, head: int | None, epoch: int | None, outcome: str | None, ended_at: int | None
+) -> Standings:
+    turn = Standing(epoch, outcome is not None, outcome == Outcome.PAUSED) if epoch is not None else None
+    return newest or 0, head or 0, turn, ended_at is not None
 
 
 def _repeated(row: CommandRow) -> Steps[CommandRow | None]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runner.errors import RunnerError
 from runner.store.postgres.faults import is_refusal, translated
+from runner.store.rows import Parameters
 from runner.store.sql import STATEMENTS
-from runner.store.writes import Ask, Attempt, Run, Step, T, Work
+from runner.store.writes import Ask, AskAll, Attempt, Run, Step, T, Work
 
 if TYPE_CHECKING:
     import asyncpg
@@ -51,11 +52,28 @@ async def perform(work: Work[T], connection: asyncpg.Connection, *, careful: boo
 
 
 async def _do(connection: asyncpg.Connection, step: Step, careful: bool) -> Any:
+    if isinstance(step, Run):
+        return await _run(connection, step)
     if isinstance(step, Ask):
-        return [tuple(row) for row in await connection.fetch(TEXTS[step.statement], *step.parameters)]
-    if isinstance(step, Attempt):
-        return await _attempt(connection, step, careful)
-    return await _run(connection, step)
+        return await _ask(connection, step.statement, step.parameters)
+    if isinstance(step, AskAll):
+        return await _ask_all(connection, step)
+    return await _attempt(connection, step, careful)
+
+
+async def _ask(connection: asyncpg.Connection, name: str, parameters: Parameters) -> list[Parameters]:
+    return [tuple(row) for row in await connection.fetch(TEXTS[name], *parameters)]
+
+
+async def _ask_all(connection: asyncpg.Connection, step: AskAll) -> list[list[Parameters]]:
+    """One question with the parameters as arrays, where there are several."""
+    if len(step.each) < 2:
+        return [await _ask(connection, step.statement, parameters) for parameters in step.each]
+    answers: list[list[Parameters]] = [[] for _ in step.each]
+    for row in await connection.fetch(EACH[step.statement], *zip(*step.each, strict=True)):
+        place, *columns = row
+        answers[place - 1].append(tuple(columns))
+    return answers
 
 
 async def _run(connection: asyncpg.Connection, step: Run | Attempt) -> int:
@@ -94,16 +112,33 @@ def changed(status: str) -> int:
     return int(status.rpartition(" ")[2])
 
 
+def _arrays(types: str) -> str:
+    return ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(types.split(), 1))
+
+
 def _in_bulk(name: str, types: str) -> str:
     """An ``INSERT … VALUES`` of one row as one of many: each parameter is an array of its column."""
-    text = TEXTS[name]
-    arrays = ", ".join(f"${place}::{kind}[]" for place, kind in enumerate(types.split(), 1))
     values = ", ".join(f"${place}" for place in range(1, len(types.split()) + 1))
-    bulk = text.replace(f"VALUES ({values})", f"SELECT * FROM unnest({arrays})")
-    assert bulk != text, name
+    bulk = TEXTS[name].replace(f"VALUES ({values})", f"SELECT * FROM unnest({_arrays(types)})")
+    assert bulk != TEXTS[name], name
     return bulk
+
+
+def _for_each(name: str, types: str) -> str:
+    """A ``SELECT`` for many parameters at once: its rows behind the place of the parameters that found them."""
+    inner = re.sub(r"\$(\d+)", r"given.p\1", TEXTS[name])
+    columns = ", ".join(f"p{place}" for place in range(1, len(types.split()) + 1))
+    return (
+        f"SELECT given.place, found.* FROM unnest({_arrays(types)}) WITH ORDINALITY AS given ({columns}, place)"
+        f" CROSS JOIN LATERAL ({inner}) AS found ORDER BY given.place"
+    )
 
 
 BULK: Final = {
     "insert_record": _in_bulk("insert_record", "text text text text text bigint bigint text bytea bigint"),
+}
+EACH: Final = {
+    "standing": _for_each("standing", "text text text"),
+    "record_exists": _for_each("record_exists", "text text"),
+    "record_place": _for_each("record_place", "text text"),
 }
