@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
-from runner.assembly.choices import hand_in_spool
+from runner.assembly.leftovers import end_leftovers, handed_in
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -34,7 +34,6 @@ from runner.session.coordinator import Coordinator
 from runner.session.mirror import Mirrors
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
-from runner.session.reconcile import reconcile
 from runner.session.registry import Registry
 from runner.session.services import Services
 from runner.session.session import Session
@@ -43,6 +42,7 @@ from runner.session.sweep import Job, Sweep
 from runner.store.port import Store
 from runner.tasks import Tasks
 from runner.turn.live import LiveSeat
+from runner.turn.live_file import LiveFile
 
 log = logging.getLogger("runner")
 ISOLATION: Final = "none"
@@ -63,6 +63,8 @@ class Replica:
     live: LiveBus | None = None
     mirrors: Mirrors | None = None
     """What is followed here of other replicas, where a live bus is there."""
+    shown: LiveFile | None = None
+    """What it showed and the store does not have yet."""
 
     def reachable_at(self, url: str) -> None:
         """Tell the others where this replica is reached, unless ``[server] advertise_url`` says so already."""
@@ -85,6 +87,8 @@ class Replica:
         if not await self.services.pool.close(TEARDOWN_SECONDS):
             log.error("some sandboxes could not be proven gone")
         await self.services.tasks.close()
+        if self.shown is not None:
+            self.shown.close()
         await self.services.beats.close()
         try:
             async with asyncio.timeout(self.settings.leases.beat_timeout_seconds):
@@ -111,6 +115,7 @@ async def build(
     ids: Ids | None = None,
     proven_dead: Callable[[ReplicaInfo], bool] | None = None,
     live: LiveBus | None = None,
+    live_dir: Path | None = None,
 ) -> Replica:
     """A replica that is ready to admit turns.
 
@@ -119,20 +124,21 @@ async def build(
     Args:
         proven_dead: whether another replica is provably gone; None looks at lock files of this machine.
         live: what followers at other replicas see by; None: they ask this one over HTTP.
+        live_dir: where what is shown survives a kill of the process; None: nowhere.
     """
     clock = clock or SystemClock()
-    if plane is None:
-        plane = MemoryLeasePlane(clock, settings.leases.lease_seconds)
+    plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
         providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
     if not plane.shared:
-        await _end_leftovers(store, clock)
+        await end_leftovers(store, clock, live_dir)
     tasks = Tasks("sessions")
     calls = _Calls()
     stories = Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    asked = stories.teller("interaction")
-    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, tell=asked)
+    shown = LiveFile(live_dir, replica_id) if live_dir is not None else None
+    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, shown=shown)
+    registry.tell = stories.teller("interaction")
     provisioner = _provisioner(settings, state_dir, providers, clock)
     me = me_of(settings, state_dir, replica_id, clock)
     services = Services(
@@ -153,9 +159,8 @@ async def build(
     )
     calls.owners = services.owners
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
-    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live)
-    _join(replica, registry)
-    await _take_part(replica)
+    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, shown=shown)
+    await _take_part(replica, registry)
     return replica
 
 
@@ -175,7 +180,7 @@ def _owners(
         clock,
         holds=registry.holds,
         proven_dead=proven_dead,
-        hand_in=lambda dead: hand_in_spool(dead, store, clock),
+        hand_in=lambda dead: handed_in(dead, store, clock),
         lost_after_seconds=settings.records.lost_after_seconds,
         answer_seconds=settings.leases.beat_timeout_seconds,
     )
@@ -200,8 +205,9 @@ def _join(replica: Replica, registry: Registry) -> None:
     replica.mirrors.start()
 
 
-async def _take_part(replica: Replica) -> None:
+async def _take_part(replica: Replica, registry: Registry) -> None:
     """Start what a replica does by itself, and be known to the others."""
+    _join(replica, registry)
     services, commands = replica.services, replica.coordinator.commands
     expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
@@ -289,12 +295,6 @@ def _provisioner(settings: Settings, state_dir: Path, providers: dict[str, Provi
         state_dir=state_dir,
         clock=clock,
     )
-
-
-async def _end_leftovers(store: Store, clock: Clock) -> None:
-    lost = await reconcile(store, clock)
-    if lost:
-        log.warning("%d turns of an earlier runner were ended as lost", lost)
 
 
 def windows_of(settings: Settings, provider: str) -> Windows:

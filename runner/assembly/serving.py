@@ -9,12 +9,13 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from runner.assembly.choices import Spooling, is_http, open_live, open_plane, open_store
+from runner.assembly.leftovers import LIVE
 from runner.assembly.replica import ISOLATION, Replica, build
 from runner.clock import SystemClock
 from runner.config import Settings
@@ -22,12 +23,14 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.heartbeat import LAPSED
 from runner.leases.port import ReplicaInfo
-from runner.sandbox.statelock import StateLock, reap_leftovers
+from runner.sandbox.statelock import StateLock, lock_of, reap_leftovers
 from runner.server.app import Application, build_app, start_site, stop_site
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken, is_loopback
 from runner.server.gateway import build_gateway
+from runner.turn.live_file import left_by
 
 log = logging.getLogger("runner")
+BURY_SECONDS: Final = 5.0
 
 
 def access_tokens(settings: Settings, state_dir: Path, host: str) -> tuple[list[AccessToken], bool]:
@@ -115,13 +118,13 @@ async def serve(
             clock=clock,
             providers={} if gateway else None,
             live=open_live(settings),
+            live_dir=None if gateway else state_dir / LIVE,
         )
         replicas.append(replica)
         stack.push_async_callback(replica.close)
-        await _bury(replica, dead)
+        await _bury_own(replica, state_dir, dead)
         stop = _stop_by_signals()
-        app = _app(replica, settings, tokens, host, gateway=gateway)
-        site, url = await start_site(app, host, port)
+        site, url = await start_site(_app(replica, settings, tokens, host, gateway=gateway), host, port)
         stack.push_async_callback(stop_site, site)
         stack.push_async_callback(replica.coordinator.drain, settings.turn.drain_seconds)
         stack.callback(_forget_url, state_dir)
@@ -168,15 +171,36 @@ def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: 
     )
 
 
-async def _bury(replica: Replica, dead: list[str]) -> None:
-    """What earlier replicas of this directory held is free at once, and their turns have their ending (case M1)."""
+async def _bury_own(replica: Replica, state_dir: Path, dead: list[str]) -> None:
+    """What earlier replicas of this directory held is free at once, and their turns have their ending (case M1).
+
+    Where that does not work now, it is tried again in the background: nobody else has what they showed.
+    """
     if not replica.plane.shared:
         return
-    for replica_id in dead:
+    left = dict.fromkeys([*dead, *left_by(state_dir / LIVE)])
+    left.pop(replica.replica_id, None)
+    for replica_id in await _buried(replica, state_dir, left):
+        replica.services.tasks.spawn(f"bury {replica_id}", _bury_later(replica, state_dir, replica_id))
+
+
+async def _buried(replica: Replica, state_dir: Path, left: Iterable[str]) -> list[str]:
+    """Take over from each; those with whom that did not work."""
+    failed = []
+    for replica_id in left:
         try:
-            await replica.services.owners.bury(ReplicaInfo(replica_id))
+            await replica.services.owners.bury(ReplicaInfo(replica_id, lock=str(lock_of(state_dir, replica_id))))
         except RunnerError as error:
             log.warning("replica %s is not taken over yet: %s", replica_id, error)
+            failed.append(replica_id)
+    return failed
+
+
+async def _bury_later(replica: Replica, state_dir: Path, replica_id: str) -> None:
+    failed = [replica_id]
+    while failed:
+        await asyncio.sleep(BURY_SECONDS)
+        failed = await _buried(replica, state_dir, failed)
 
 
 def _warn(settings: Settings, gateway: bool) -> None:

@@ -187,8 +187,11 @@ async def _make_durable(turn: TurnContext, end: End) -> dict[str, Any] | None:
         commands = [issued for issued in turn.commands if issued.stored]
         ending = _ending(turn, end, result, commands)
         written = await _write(turn, ending)
+        if written:
+            session.settled()
     if written is False:
         await session.outbox.set_aside(ending)
+        session.settled()
         turn.journal.discard()
         session.usage = before
         return None

@@ -68,11 +68,18 @@ class Outbox:
         self._flushing: asyncio.Task[None] | None = None
         self.on_stale: Callable[[], None] | None = None
         """Called when the store says that somebody else writes the session now."""
+        self.on_written: Callable[[], None] = lambda: None
+        """Called when what was queued is durable."""
 
     @property
     def empty(self) -> bool:
         """Whether the store has everything."""
-        return not self._batch and not self._endings and not self.writing.locked()
+        return self.nothing_waits and not self.writing.locked()
+
+    @property
+    def nothing_waits(self) -> bool:
+        """Whether nothing is queued; the caller, who holds ``writing``, may be making something durable."""
+        return not self._batch and not self._endings
 
     @property
     def owes_endings(self) -> bool:
@@ -178,14 +185,14 @@ class Outbox:
             while self._endings:
                 await self._write_ending(self._endings[0])
                 del self._endings[0]
-            if not self._batch:
-                return
-            batch = self.take()
-            try:
-                await self._append(batch)
-            except BaseException:
-                self.give_back(batch)
-                raise
+            if self._batch:
+                batch = self.take()
+                try:
+                    await self._append(batch)
+                except BaseException:
+                    self.give_back(batch)
+                    raise
+            self.on_written()
 
     async def _write_ending(self, ending: Ending) -> None:
         try:

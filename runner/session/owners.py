@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, TypeVar
@@ -43,7 +43,8 @@ class Owners:
         clock: for instants of endings.
         holds: whether this replica holds a session itself, without asking anybody.
         proven_dead: whether a replica is provably gone: same boot of the same machine, and its lock file is free.
-        hand_in: gives the store what a dead replica had accepted and not handed in yet.
+        hand_in: gives the store what a dead replica had accepted or shown and not handed in yet; a context inside
+            which its turns get their endings.
         lost_after_seconds: how long a turn may be without a holder before the sweep ends it.
         answer_seconds: longest wait for one answer of the plane.
     """
@@ -57,7 +58,7 @@ class Owners:
         *,
         holds: Callable[[Key], bool],
         proven_dead: Callable[[ReplicaInfo], bool],
-        hand_in: Callable[[ReplicaInfo], Awaitable[None]],
+        hand_in: Callable[[ReplicaInfo], AbstractAsyncContextManager[None]],
         lost_after_seconds: float,
         answer_seconds: float,
     ) -> None:
@@ -184,15 +185,15 @@ class Owners:
         await asyncio.shield(burial)
 
     async def _bury(self, dead: ReplicaInfo) -> None:
-        await self._hand_in(dead)
-        turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
-        held = await self._ask(self._plane.release_replica(dead.replica_id))
-        try:
-            await self._close_each(turns)
-        except RunnerError:
-            # Announced again, it is found again.
-            await self._ask(self._plane.announce(dead))
-            raise
+        async with self._hand_in(dead):
+            turns = [turn for turn in await self._store.open_turns() if turn.replica_id == dead.replica_id]
+            held = await self._ask(self._plane.release_replica(dead.replica_id))
+            try:
+                await self._close_each(turns)
+            except RunnerError:
+                # Announced again, it is found again.
+                await self._ask(self._plane.announce(dead))
+                raise
         log.warning("replica %s is gone: %d leases released, %d turns ended", dead.replica_id, held, len(turns))
 
     async def settle(self, key: Key, turn_id: str | None) -> None:

@@ -25,6 +25,7 @@ from runner.store.port import PromptRow, SessionRow, Store, TurnRow
 from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, StopReason
 from runner.turn.live import LiveSeat
+from runner.turn.live_file import LiveFile
 
 KEPT: Final = 2000
 
@@ -47,7 +48,7 @@ class Registry:
     """Maps (project, session) to its one object in this process.
 
     ``shared``: other replicas serve the same store: what is remembered counts only while this one holds the session.
-    ``tell``: hears what becomes of questions.
+    ``shown``: where what is shown survives a kill of the process.
     ``on_stale``: told of a session whose records the store set aside, for another replica writes it now.
     """
 
@@ -61,12 +62,14 @@ class Registry:
         *,
         shared: bool,
         on_stale: Callable[[Session], None],
-        tell: Tell = untold,
+        shown: LiveFile | None = None,
     ) -> None:
         self._on_stale = on_stale
-        self._tell = tell
+        self.tell: Tell = untold
+        """Hears what becomes of questions."""
         self.attach: Callable[[Session], None] = lambda session: None
         """Told of each session that comes into memory."""
+        self._shown = shown
         self._shared = shared
         self._store = store
         self._clock = clock
@@ -264,9 +267,10 @@ class Registry:
             tasks=self._tasks,
             ring_bytes=self._settings.server.ring_bytes,
             buffer_bytes=self._settings.server.reader_buffer_bytes,
+            kept=self._shown.pen(row.project, row.session_id) if self._shown is not None else None,
         )
         session.learn_secrets(effective.secrets.values())
-        session.tell = self._tell
+        session.tell = self.tell
         session.outbox.on_stale = lambda: self._on_stale(session)
         self._sessions[session.key] = session
         self.attach(session)

@@ -24,6 +24,7 @@ from runner.tasks import Tasks
 from runner.terms import EventType, PromptState, SessionState
 from runner.turn.journal import Head, Journal
 from runner.turn.live import LiveSeat
+from runner.turn.live_file import Pen
 from runner.turn.log import SessionLog
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Session:
         tasks: Tasks,
         ring_bytes: int,
         buffer_bytes: int,
+        kept: Pen | None = None,
     ) -> None:
         self.project = row.project
         self.session_id = row.session_id
@@ -125,6 +127,8 @@ class Session:
         self.tell: Tell = untold
         """Hears what becomes of the session's questions."""
         self.outbox = Outbox(self.session_id, store, tasks)
+        self.outbox.on_written = self._written
+        self._kept = kept
         self.queue = Queue(self)
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -251,7 +255,17 @@ class Session:
             clock=self.clock,
             redactor=self.redactor,
             collect=self._collect,
+            keep=self._kept.write if self._kept is not None else None,
         )
+
+    def settled(self) -> None:
+        """The newest turn's ending is durable: what was shown need not be kept, unless more was told meanwhile."""
+        if self._kept is not None and self.outbox.nothing_waits:
+            self._kept.settled()
+
+    def _written(self) -> None:
+        if not self.taken:
+            self.settled()
 
     def _collect(self, row: RecordRow) -> None:
         self.outbox.record(row)

@@ -51,6 +51,7 @@ class Journal:
     """Writes one turn's events in order.
 
     ``collect`` takes records that must become durable; the owner decides when. Every event shown gets the next cursor.
+    ``keep`` gets what is about to be shown and is not durable yet, so that a kill of the process does not lose it.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Journal:
         redactor: Redactor,
         collect: Callable[[RecordRow], None],
         append: Callable[[Chunk], None] | None = None,
+        keep: Callable[[Chunk], None] | None = None,
     ) -> None:
         self.project = project
         self.session_id = session_id
@@ -74,6 +76,7 @@ class Journal:
         self.head = head
         self._log = log
         self._shows = append if append is not None else log.append
+        self._keep = keep
         self._clock = clock
         self.redactor = redactor
         self._collect = collect
@@ -123,10 +126,12 @@ class Journal:
         )
 
     def _append(self, chunk: Chunk) -> None:
-        if self._held is None:
-            self._shows(chunk)
-        else:
+        if self._held is not None:
             self._held.append(chunk)
+            return
+        if self._keep is not None:
+            self._keep(chunk)
+        self._shows(chunk)
 
     @property
     def text(self) -> str:
@@ -157,7 +162,7 @@ class Journal:
             kind, body = as_record[0], to_json(self.redactor.tree(as_record[1]))
             whole = self._formatter.line(cursor, instant, kind, body)
         line = self._formatter.line(cursor, instant, type, encoded)
-        self._append(Chunk(epoch, n, n, self.prompt_id, line, whole))
+        self._append(Chunk(epoch, n, n, self.prompt_id, line, whole, durable))
         if durable:
             self._record(kind, body, n, at)
 
@@ -229,17 +234,17 @@ class Journal:
         if not text:
             return
         if block.kind == "message":
-            self._keep(text)
+            self._tell(text)
         type = EventType.MESSAGE if block.kind == "message" else EventType.THOUGHT
         data = {"message_id": block.message_id, "text": text, "supersedes_from": block.first}
         encoded = to_json(data)
         n = self.head.take()
         at = self._clock.now_ms()
         line = self._formatter.line(f"{self.head.epoch}.{n}", rfc3339(at), type, encoded)
-        self._append(Chunk(self.head.epoch, n, n, self.prompt_id, line))
+        self._append(Chunk(self.head.epoch, n, n, self.prompt_id, line, durable=True))
         self._record(type, encoded, n, at)
 
-    def _keep(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         room = TEXT_CHARS - self._chars
         if len(text) > room:
             text, self.truncated = text[:room], True

@@ -23,6 +23,7 @@ class Chunk(NamedTuple):
     """Consecutive events of one epoch and one prompt: NDJSON lines, each ending in a newline.
 
     ``whole``: the line for a reader who may have missed what an update changes (the record in place of the update).
+    ``durable``: it is a record.
     """
 
     epoch: int
@@ -31,6 +32,7 @@ class Chunk(NamedTuple):
     prompt_id: str | None
     lines: bytes
     whole: bytes = b""
+    durable: bool = False
 
 
 class SessionLog:
