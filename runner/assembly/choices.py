@@ -17,6 +17,7 @@ from runner.leases.port import LeasePlane, ReplicaInfo
 from runner.sandbox.statelock import state_dir_of
 from runner.store.port import Store
 from runner.store.sqlite import SqliteStore
+from runner.store.stream.port import RecordStream
 
 log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
@@ -83,14 +84,48 @@ class Spooling:
     on_rejected: Callable[[str, str, str], None]
 
 
-async def open_store(settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling) -> Store:
+async def open_database(settings: Settings) -> Store:
+    """The shared store of ``[store] url`` itself: nothing waits before it.
+
+    Raises:
+        RunnerError: ``store_unavailable``, ``invalid_request``.
+    """
+    return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+
+
+def open_stream(settings: Settings) -> RecordStream:
+    """The record stream of ``[records] stream``.
+
+    Raises:
+        RunnerError: ``invalid_request``: a package that it needs is missing, or the URL cannot be read.
+    """
+    from runner.store.stream.redis import RedisRecordStream
+
+    return RedisRecordStream(settings.records.stream, max_entries=settings.records.stream_entries)
+
+
+def piped(settings: Settings, store: Store, *, gateway: bool) -> Store:
+    """A store whose records travel by the stream, where there is one.
+
+    A plane writes them itself: a turn's records may come by several planes, and its ending has to know them all.
+    """
+    if not settings.records.stream or gateway:
+        return store
+    from runner.store.stream.pipelined import PipelinedStore
+
+    return PipelinedStore(store, open_stream(settings))
+
+
+async def open_store(
+    settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling, *, gateway: bool = False
+) -> Store:
     """The store of ``[store] url``; ``spooling`` is asked where that is a remote one.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
     if settings.store.url:
-        return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+        return piped(settings, await open_database(settings), gateway=gateway)
     if not is_http(settings):
         return await SqliteStore.open(state_dir / "store.sqlite3", upgrade=True)
     from runner.store.http import HttpStore

@@ -103,7 +103,7 @@ async def serve(
         stack.callback(lock.release)
         tokens, own = access_tokens(settings, state_dir, host)
         replicas: list[Replica] = []
-        store = await open_store(settings, state_dir, clock, _spooling(replicas))
+        store = await open_store(settings, state_dir, clock, _spooling(replicas), gateway=gateway)
         plane = open_plane(settings, clock, store, gateway=gateway)
         reaped, dead = reap_leftovers(state_dir, store.store_id)
         if reaped:
@@ -123,7 +123,7 @@ async def serve(
         replicas.append(replica)
         stack.push_async_callback(replica.close)
         await _bury_own(replica, state_dir, dead)
-        stop = _stop_by_signals()
+        stop = stop_by_signals()
         site, url = await start_site(_app(replica, settings, tokens, host, gateway=gateway), host, port)
         stack.push_async_callback(stop_site, site)
         stack.push_async_callback(replica.coordinator.drain, settings.turn.drain_seconds)
@@ -210,7 +210,8 @@ def _warn(settings: Settings, gateway: bool) -> None:
         log.warning("[store] url is empty: other replicas of [leases] url do not see what is stored here")
 
 
-def _stop_by_signals() -> asyncio.Event:
+def stop_by_signals() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT; a second one cancels every task."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

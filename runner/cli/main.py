@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import chat, doctor, harness, migrate, plane, prompt, questions, queue, serve, sessions
+from runner.cli import chat, doctor, harness, migrate, plane, prompt, questions, queue, serve, sessions, worker
 
 app = typer.Typer(
     name="acp-runner",
@@ -35,6 +35,7 @@ def acp_runner(
 
 app.command("serve")(serve.serve)
 app.command("plane")(plane.plane)
+app.command("worker")(worker.worker)
 app.command("migrate")(migrate.migrate)
 app.command("prompt")(prompt.prompt)
 app.command("chat")(chat.chat)

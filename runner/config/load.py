@@ -64,6 +64,8 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
         section, name = dotted.split(".")
         if getattr(getattr(settings, section), name) not in built:
             raise _invalid(dotted, "this value is not available in this version", file, variables)
+    if settings.records.stream and not settings.store.url:
+        raise _invalid("records.stream", "needs a shared store: set [store] url", file, variables)
     settings._file = file
     settings._base_dir = file.parent if file else Path.cwd()
     settings._state_dir = state_dir(environ)

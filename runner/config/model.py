@@ -47,6 +47,12 @@ def _store_url(text: str) -> str:
     return text
 
 
+def _stream_url(text: str) -> str:
+    if text and urlsplit(text).scheme not in ("redis", "rediss", "unix"):
+        raise ValueError("must be empty, redis://…, rediss://… or unix://…")
+    return text
+
+
 def _zero_is_off(value: Any) -> Any:
     return None if value in (0, "0") else value
 
@@ -196,8 +202,14 @@ class StoreSettings(Section):
 
 
 class Records(Section):
-    """``[records]``: delivery and retention; ``retention_days`` 0 keeps everything."""
+    """``[records]``: delivery and retention; ``retention_days`` 0 keeps everything.
 
+    ``stream``: the Redis by which records travel to ``acp-runner worker``; empty: the runner writes them itself.
+    ``stream_entries``: the most that wait there; beyond it runners write to the store themselves.
+    """
+
+    stream: Annotated[str, AfterValidator(_stream_url)] = ""
+    stream_entries: Size = 100_000
     max_deliveries: Size = 5
     reclaim_idle_seconds: Seconds = 60
     retention_days: Count = 0

@@ -50,14 +50,14 @@ class StateLock:
         """
         try:
             (state_dir / "replicas").mkdir(mode=0o700, parents=True, exist_ok=True)
-            state = _locked(state_dir / "lock")
+            state = hold(state_dir / "lock")
         except OSError as error:
             raise RunnerError("invalid_request", f"The state directory {state_dir} cannot be used: {error}.") from error
         if state is None:
             raise RunnerError("invalid_request", _refusal(state_dir))
         held = [state]
         try:
-            replica = _locked(lock_of(state_dir, replica_id))
+            replica = hold(lock_of(state_dir, replica_id))
             if replica is None:
                 raise RunnerError("invalid_request", f"The replica {replica_id} already runs on {state_dir}.")
             held.append(replica)
@@ -109,9 +109,9 @@ def reap_leftovers(state_dir: Path, store_id: str) -> tuple[int, list[str]]:
 
 
 def _locked_soon(path: Path) -> int | None:
-    """As ``_locked``; another replica that just looks whether this one is dead holds the lock for a moment."""
+    """As ``hold``; another replica that just looks whether this one is dead holds the lock for a moment."""
     for _ in range(PROBED_TIMES):
-        lock = _locked(path)
+        lock = hold(path)
         if lock is not None:
             return lock
         time.sleep(PROBED_SECONDS)
@@ -133,8 +133,11 @@ def is_free(path: Path) -> bool:
     return True
 
 
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock of the file at ``path``; None when another holds it."""
+def hold(path: Path) -> int | None:
+    """A descriptor that holds the lock of the file at ``path``, made when missing; None when another holds it.
+
+    The lock is free again once the descriptor is closed, and so when the process ends.
+    """
     while True:
         fd = os.open(path, _FLAGS, 0o600)
         try:

@@ -1,0 +1,96 @@
+"""Runs a worker of the record stream until it is told to stop (DESIGN 3.9, 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from runner.assembly.choices import open_database, open_stream
+from runner.assembly.serving import stop_by_signals
+from runner.clock import SystemClock
+from runner.config import Settings
+from runner.errors import RunnerError
+from runner.ids import valid_id
+from runner.sandbox.statelock import hold
+from runner.store.stream.worker import Worker
+
+log = logging.getLogger("runner")
+
+
+def default_name(state_dir: Path) -> str:
+    """A worker's name: the same whenever it starts on this host with this state directory."""
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64]
+    return f"{host}-{hashlib.blake2b(os.fsencode(state_dir), digest_size=4).hexdigest()}"
+
+
+async def work(
+    settings: Settings,
+    *,
+    state_dir: Path,
+    name: str | None,
+    reclaim: bool,
+    on_ready: Callable[[dict[str, Any]], None],
+) -> int:
+    """Move records from ``[records] stream`` to ``[store] url`` until SIGTERM or SIGINT; then finish what is in hand.
+
+    Args:
+        settings: with a stream and a shared store.
+        state_dir: holds the lock of the worker's name; a server may serve it meanwhile.
+        name: of the consumer, as an id; None: ``default_name``.
+        reclaim: take over what other workers hold for too long.
+        on_ready: gets the ready line's object once it is at work.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        RunnerError: ``invalid_request``: the name is taken or no id, settings; ``store_unavailable`` at the start.
+    """
+    name, records = name or default_name(state_dir), settings.records
+    if not valid_id(name):
+        raise RunnerError("invalid_request", "A worker's name must match [A-Za-z0-9_-]{1,128}.", field="name")
+    async with AsyncExitStack() as stack:
+        stack.callback(os.close, _lock(state_dir, name))
+        stream = open_stream(settings)
+        stack.push_async_callback(stream.close)
+        store = await open_database(settings)
+        stack.push_async_callback(store.close)
+        worker = Worker(
+            stream,
+            store,
+            SystemClock(),
+            name,
+            max_deliveries=records.max_deliveries,
+            reclaim_idle_seconds=records.reclaim_idle_seconds if reclaim else None,
+        )
+        stop = stop_by_signals()
+        working = asyncio.create_task(worker.run(), name="worker")
+        on_ready({"ready": True, "worker": name})
+        await stop.wait()
+        log.info("worker %s finishes what is in hand", name)
+        worker.stop()
+        await working
+        log.info("worker %s: %s", name, worker.counts)
+    return 0
+
+
+def _lock(state_dir: Path, name: str) -> int:
+    """Of the name: two workers of one name would deliver each other's entries again."""
+    path = state_dir / "workers" / f"{name}.lock"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = hold(path)
+    except OSError as error:
+        raise RunnerError("invalid_request", f"The state directory {state_dir} cannot be used: {error}.") from error
+    if lock is None:
+        text = f"Another worker {name} runs on {state_dir}; give this one a --name of its own."
+        raise RunnerError("invalid_request", text, field="name")
+    return lock

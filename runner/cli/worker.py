@@ -1,0 +1,66 @@
+"""``acp-runner worker``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runner.cli.terminal import INTERRUPTED, USAGE, Config, StateDir, fail, print_json
+
+if TYPE_CHECKING:
+    from runner.config import Settings
+
+NOTHING = (
+    "Nothing to do: [records] stream is empty, so runners write their records themselves. "
+    "Name a Redis there, and a shared store in [store] url, or use --retention."
+)
+
+
+def worker(
+    name: Annotated[
+        str | None, typer.Option(help="Name of this worker, the same over restarts; default: host and state directory.")
+    ] = None,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="Take over what other workers hold for [records] reclaim_idle_seconds.")
+    ] = False,
+    state_dir: StateDir = None,
+    config: Config = None,
+) -> None:
+    """Move records from the stream of the settings to the store until SIGTERM or Ctrl-C.
+
+    Prints one JSON line on stdout when it is at work; logs go to stderr. Any number of them may run.
+    """
+    import asyncio
+
+    from runner.assembly import log_to_stderr
+    from runner.cli.locate import chosen_state_dir
+    from runner.config import load_settings
+    from runner.errors import RunnerError
+
+    log_to_stderr()
+    directory = chosen_state_dir(state_dir, os.environ)
+    try:
+        settings = load_settings(config, os.environ)
+        code = asyncio.run(_work(settings, directory, name, reclaim))
+    except RunnerError as error:
+        fail(error.code, error.message)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+async def _work(settings: Settings, directory: Path, name: str | None, reclaim: bool) -> int:
+    from runner.assembly.working import work
+
+    if not settings.records.stream:
+        fail("invalid_request", NOTHING, exit_code=USAGE)
+    return await work(settings, state_dir=directory, name=name, reclaim=reclaim, on_ready=_announce)
+
+
+def _announce(ready: dict[str, Any]) -> None:
+    print_json(ready)
+    sys.stdout.flush()
