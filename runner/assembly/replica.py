@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
+from runner.assembly.choices import is_http
 from runner.assembly.leftovers import end_leftovers, handed_in
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
@@ -31,6 +32,7 @@ from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
 from runner.session.coordinator import Coordinator
+from runner.session.endings import Endings
 from runner.session.mirror import Mirrors
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
@@ -40,6 +42,7 @@ from runner.session.session import Session
 from runner.session.shown import Shown
 from runner.session.sweep import Job, Sweep
 from runner.store.port import Store
+from runner.store.retention import Retention
 from runner.tasks import Tasks
 from runner.turn.live import LiveSeat
 from runner.turn.live_file import LiveFile
@@ -211,6 +214,8 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     services, commands = replica.services, replica.coordinator.commands
     expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
+    store, clock, days = services.store, services.clock, replica.settings.records.retention_days
+    jobs["endings"] = Endings(store, clock, services.owners, registry.written_here).sweep
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
         if replica.serves_sessions:
@@ -221,6 +226,10 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     services.tasks.spawn("expire questions", expiry.run())
     services.tasks.spawn("queued prompts", _at_boot(revive))
     services.tasks.spawn("sweep", Sweep(replica.plane, replica.replica_id, jobs).run())
+    if days > 0 and not is_http(replica.settings):
+        # Of a plane's store it is the plane's own settings that say what goes; another lease, for others keep all.
+        old: dict[str, Job] = {"retention": Retention(store, clock, days)}
+        services.tasks.spawn("retention", Sweep(replica.plane, replica.replica_id, old, lease="retention").run())
 
 
 async def _at_boot(job: Job) -> None:

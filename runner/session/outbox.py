@@ -155,6 +155,24 @@ class Outbox:
                 self.give_back(batch)
                 raise
 
+    async def add_ending(self, make: Callable[[], RecordRow]) -> bool:
+        """Write the ending that a turn's history lacks, behind all that was shown before; see ``Store.add_ending``.
+
+        ``make`` gives the record its cursor; it is called once nothing older waits.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        async with self.writing:
+            while self._batch:
+                batch = self.take()
+                try:
+                    await self._append(batch)
+                except BaseException:
+                    self.give_back(batch)
+                    raise
+            return await self._store.add_ending(make())
+
     async def written(self, seconds: float) -> None:
         """Wait until what is queued or being written now is durable, at most ``seconds``; what fails is tried again."""
         try:
@@ -229,8 +247,8 @@ class Outbox:
 
     def told(self, appended: Appended) -> None:
         """What the store made of rows of this session: where any came too late, another replica writes it now."""
-        if appended.quarantined:
-            log.error("%d records or questions of %s came too late", appended.quarantined, self._name)
+        if late := appended.quarantined + appended.dropped:
+            log.error("%d records or questions of %s came too late", late, self._name)
             if self.on_stale is not None:
                 self.on_stale()
 

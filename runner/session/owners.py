@@ -16,6 +16,7 @@ from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane, Note, ReplicaI
 from runner.rules.pool import Key
 from runner.session.reconcile import close_session
 from runner.store.port import Store, TurnRow
+from runner.terms import Outcome
 
 log = logging.getLogger("runner.session")
 WATCH_SECONDS: Final = 1.0
@@ -261,6 +262,19 @@ class Owners:
             yield answer.epoch
         finally:
             await asyncio.shield(self._ask(self._plane.beat(replace(beat, phase="ended"))))
+
+    async def let_go(self, turn: TurnRow) -> None:
+        """Release what the plane keeps for a turn that has its ending, while it still names that turn.
+
+        Raises:
+            RunnerError: ``plane_unavailable``.
+        """
+        if not self._plane.shared or turn.outcome in (None, Outcome.PAUSED):
+            return
+        holder = await self._ask(self._plane.look(turn.project, turn.session_id))
+        if holder is not None and holder.alive == turn.turn_id:
+            over = Heartbeat(turn.project, turn.session_id, turn.turn_id, holder.replica_id, phase="ended")
+            await self._ask(self._plane.beat(over))
 
     def _closing(self, what: str) -> str:
         """A name of its own for each try: one that failed is a tombstone, and would be refused for good."""

@@ -119,6 +119,18 @@ class Registry:
         paused = session.paused is not None and session.paused.live is not None
         return session.taken or paused or _at_work(session) or self._pool.live(key) is not None
 
+    async def written_here(self, key: Key) -> Session | None:
+        """The session, where nobody but this replica writes it now; None also when it has ended.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        if self._shared:
+            session = self.known(key) if self.holds(key) else None
+        else:
+            session = await self.find(key)
+        return session if session is not None and session.ended_at is None else None
+
     async def existing(self, key: Key) -> Session:
         """As ``find``, with ``not_found`` and ``session_ended`` as errors."""
         session = await self.find(key)

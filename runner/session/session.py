@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -243,8 +243,10 @@ class Session:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def journal(self, turn_id: str | None, prompt_id: str | None) -> Journal:
-        """A pen for a turn, or for events outside of turns (both None)."""
+    def journal(
+        self, turn_id: str | None, prompt_id: str | None, collect: Callable[[RecordRow], None] | None = None
+    ) -> Journal:
+        """A pen for a turn, or for events outside of turns (both None); ``collect``: who makes its records durable."""
         return Journal(
             project=self.project,
             session_id=self.session_id,
@@ -254,8 +256,8 @@ class Session:
             log=self.log,
             clock=self.clock,
             redactor=self.redactor,
-            collect=self._collect,
-            keep=self._kept.write if self._kept is not None else None,
+            collect=collect or self._collect,
+            keep=self._kept.write if self._kept is not None and collect is None else None,
         )
 
     def settled(self) -> None:

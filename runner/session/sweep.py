@@ -27,12 +27,14 @@ class Sweep:
         plane: gives the lease that one replica has at a time.
         replica_id: this one.
         jobs: by name; one that fails, or takes longer than 30 s, keeps none of the others from its turn.
+        lease: its name; sweeps of other jobs have another one.
     """
 
-    def __init__(self, plane: LeasePlane, replica_id: str, jobs: Mapping[str, Job]) -> None:
+    def __init__(self, plane: LeasePlane, replica_id: str, jobs: Mapping[str, Job], *, lease: str = LEASE) -> None:
         self._plane = plane
         self._replica_id = replica_id
         self._jobs = dict(jobs)
+        self._lease = lease
 
     async def run(self) -> None:
         """Sweep for ever, first after 5 s; cancelling it ends it."""
@@ -44,7 +46,7 @@ class Sweep:
     async def round(self) -> bool:
         """One sweep, now; False when it is another replica's, or nobody can say whose it is."""
         try:
-            mine = await self._plane.take_lease(LEASE, self._replica_id, LEASE_SECONDS)
+            mine = await self._plane.take_lease(self._lease, self._replica_id, LEASE_SECONDS)
         except RunnerError as error:
             log.debug("no sweep: %s", error.message)
             return False

@@ -118,7 +118,7 @@ class Replay:
     ) -> Replayed:
         try:
             done = await self._store.append(records, interactions, prompts)
-            return Replayed.LATE if done.quarantined else Replayed.WRITTEN
+            return Replayed.LATE if done.quarantined or done.dropped else Replayed.WRITTEN
         except RunnerError as error:
             _known_refusal(error)
         late = await self._one_by_one(records)
@@ -131,7 +131,8 @@ class Replay:
         late = False
         for row in records:
             try:
-                late |= bool((await self._store.append([row])).quarantined)
+                done = await self._store.append([row])
+                late |= bool(done.quarantined or done.dropped)
             except RunnerError as error:
                 _known_refusal(error)
                 log.error("record %s of session %s was refused: %s", row.record_id, row.session_id, error)
