@@ -241,6 +241,17 @@ class Client:
             async for line in lines:
                 yield line
 
+    async def feed(self, *, after: str | None = None, follow: bool = False) -> AsyncGenerator[dict[str, Any]]:
+        """What becomes of the project's sessions behind a cursor of the feed; with ``follow`` what comes, without end.
+
+        Without ``after`` a follower gets what comes from now on, anybody else everything that is kept. First comes a
+        ``ping`` with the ``cursor`` from which one that saw nothing yet can go on.
+        """
+        query = _given(after=after, follow="1" if follow else None)
+        async with self._stream("GET", "/v1/events", query=query) as lines:
+            async for line in lines:
+                yield line
+
     async def interactions(self, session: str | None = None, *, status: str | None = None) -> dict[str, Any]:
         """Questions of a session, or of the project."""
         path = "/v1/interactions" if session is None else f"/v1/sessions/{_id(session)}/interactions"
@@ -352,7 +363,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
     parser = LineParser()
     async for chunk in response.content.iter_any():
         for line in parser.feed(chunk):
-            if line.get("kind") != "ping":
+            if line.get("kind") != "ping" or "cursor" in line:
                 yield line
     if parser.unfinished:
         raise ApiError("stream_broken", 200, "The server ended the stream in the middle of a line.")

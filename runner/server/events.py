@@ -8,7 +8,7 @@ from runner.errors import RunnerError
 from runner.server.context import CALLER, CONTEXT, path_id, query
 from runner.server.relay import RELAY
 from runner.server.sessions import cursor_of
-from runner.server.streams import Stream, accepted_form
+from runner.server.streams import Form, Stream, accepted_form
 from runner.session.port import Reader
 
 
@@ -24,7 +24,20 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         parameters.get("after"), "after"
     )
     form = accepted_form(request.headers.get("Accept", ""))
-    reader = await _reader(request, session_id, after, follow)
+    return await _stream(request, await _reader(request, session_id, after, follow), form, follow)
+
+
+async def get_feed(request: web.Request) -> web.StreamResponse:
+    """The project's feed, in the same forms; its cursors are its own."""
+    parameters = query(request, "after", "follow")
+    follow = _follow(parameters.get("follow"))
+    form = accepted_form(request.headers.get("Accept", ""))
+    after = request.headers.get("Last-Event-ID") or parameters.get("after")
+    reader = await request.app[CONTEXT].sessions.feed(request[CALLER], after, follow)
+    return await _stream(request, reader, form, follow)
+
+
+async def _stream(request: web.Request, reader: Reader, form: Form, follow: bool) -> web.StreamResponse:
     try:
         async with Stream(request, "sse" if form == "sse" else "ndjson", quick=not follow) as stream:
             last = await stream.relay(reader)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from runner.rules.feed import POSITION_TEXT
 from runner.server import events, interactions, ops, prompts, quarantine, sessions, turns
 from runner.wire import views
 from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
@@ -18,6 +19,7 @@ ANY: Final = "any"
 CURSOR_TEXT: Final = r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$"
 
 _CURSOR: Final = {"type": "string", "pattern": CURSOR_TEXT}
+_POSITION: Final = {"type": "string", "pattern": POSITION_TEXT}
 _LIMIT: Final = {"type": "integer", "minimum": 1, "maximum": 1000, "default": 200}
 _STATUS: Final = {"type": "string", "enum": ["pending", "answered", "consumed", "cancelled", "expired"]}
 _FOLLOW: Final = {"type": "string", "enum": ["0", "1", "true", "false"], "default": "0"}
@@ -228,6 +230,18 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Kill and end the session; its workspace and home are removed.",
         _COMMAND,
         (404, 410, 413, 503),
+    ),
+    Route(
+        "GET",
+        "/v1/events",
+        events.get_feed,
+        "read",
+        "readFeed",
+        "What becomes of the project's sessions: busy, idle, questions, ended; with follow=1 what comes.",
+        {200: Answer("Events, each with its session.", None, stream=True, json=False)},
+        (503,),
+        query={"after": _POSITION, "follow": _FOLLOW},
+        headers={"Last-Event-ID": _POSITION},
     ),
     Route(
         "GET",

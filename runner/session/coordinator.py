@@ -17,6 +17,7 @@ from runner.session.commands import Commands
 from runner.session.deletion import delete_session
 from runner.session.dispatching import Dispatching
 from runner.session.expiry import Expiry
+from runner.session.feed import Feeds
 from runner.session.history import HistoryReader, cursor_of, record_view
 from runner.session.ownerless import Ownerless
 from runner.session.paused import PausedChains
@@ -50,6 +51,10 @@ class Coordinator:
         self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
         self._dispatching = Dispatching(services, registry, self._start, self._refusal, self._runs.__contains__)
         self._ownerless = Ownerless(services, registry, self._start, self._refusal)
+        server = services.settings.server
+        self._feeds = Feeds(
+            services.store, services.clock, services.tasks, server.ring_bytes, server.reader_buffer_bytes
+        )
         registry.attach = self._attach
         self.draining = False
         self.shown: Shown | None = None
@@ -94,7 +99,8 @@ class Coordinator:
         return await self._dispatching.dispatch(caller, self._key(caller, session_id), request, keep_on_disconnect)
 
     def _attach(self, session: Session) -> None:
-        """What the session's queue asks for."""
+        """What the session's queue asks for, and where it tells what goes into its project's feed."""
+        session.stir = partial(self._feeds.stir, session.project)
         session.queue.goes_on = lambda: not self.draining
         session.queue.start = partial(self._dispatching.start, session)
         session.queue.stop_chain = partial(self.commands.stop_chain, session)
@@ -180,9 +186,10 @@ class Coordinator:
         session = self._registry.known(key)
         if session is None or not session.remains:
             session = await self._registry.existing(key)
-        return await asyncio.shield(
-            self._services.tasks.spawn(f"delete {session_id}", delete_session(self._services, self.commands, session))
-        )
+        work = delete_session(self._services, self.commands, session)
+        reply = await asyncio.shield(self._services.tasks.spawn(f"delete {session_id}", work))
+        session.stir()
+        return reply
 
     async def answer(self, caller: Caller, session_id: str, interaction_id: str, request: AnswerRequest) -> Reply:
         """See ``session.port.Sessions.answer``."""
@@ -214,6 +221,10 @@ class Coordinator:
         """See ``session.port.Sessions.follow``."""
         session = await self._registry.existing(self._key(caller, session_id))
         return HistoryReader(self._services.store, session, cursor_of(after), follow)
+
+    async def feed(self, caller: Caller, after: str | None, follow: bool) -> Reader:
+        """See ``session.port.Sessions.feed``."""
+        return await self._feeds.reader(caller.project, after, follow)
 
     async def interactions(self, caller: Caller, session_id: str | None, status: str | None) -> dict[str, Any]:
         """See ``session.port.Sessions.interactions``."""

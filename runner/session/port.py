@@ -166,6 +166,14 @@ class Sessions(Protocol):
         """History behind the cursor, then, with ``follow``, live events."""
         ...
 
+    async def feed(self, caller: Caller, after: str | None, follow: bool) -> Reader:
+        """The project's feed behind a cursor of it, then, with ``follow``, what comes (``rules.feed``).
+
+        Raises:
+            RunnerError: ``invalid_request``, ``store_unavailable``.
+        """
+        ...
+
     async def interactions(self, caller: Caller, session_id: str | None, status: str | None) -> dict[str, Any]:
         """``{"items": [interactions], "next_cursor": null}``."""
         ...

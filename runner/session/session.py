@@ -14,6 +14,7 @@ import orjson
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.redaction import Redactor
+from runner.rules.feed import FED
 from runner.rules.story import Tell, untold
 from runner.session.effective import Effective
 from runner.session.outbox import Outbox
@@ -126,6 +127,8 @@ class Session:
         self._secrets: dict[str, None] = {}
         self.tell: Tell = untold
         """Hears what becomes of the session's questions."""
+        self.stir: Callable[[], None] = lambda: None
+        """Called for each record that goes into the project's feed, as it is on its way to the store."""
         self.outbox = Outbox(self.session_id, store, tasks)
         self.outbox.on_written = self._written
         self._kept = kept
@@ -271,6 +274,8 @@ class Session:
 
     def _collect(self, row: RecordRow) -> None:
         self.outbox.record(row)
+        if row.type in FED:
+            self.stir()
         if row.type in QUESTIONED:
             shown = orjson.loads(row.data)
             asked = row.type == EventType.INTERACTION_REQUESTED

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from runner.errors import RunnerError
+from runner.rules.feed import Position, Span
 from runner.store.codec import decode_answer, encode
 from runner.store.port import (
     Admission,
@@ -19,6 +20,7 @@ from runner.store.port import (
     EndedTurn,
     Ending,
     Expired,
+    FeedRow,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
@@ -314,6 +316,28 @@ class HttpStore:
             if (left := bounded(limit) - len(found)) > 0:
                 found += await self._call(call, name, project=name, limit=left, **more)
         return found
+
+    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
+        found: list[FeedRow] = []
+        while (left := bounded(limit) - len(found)) > 0:
+            wanted = min(left, PAGE_ROWS)
+            page = await self._call("feed", project, project=project, after=after, limit=wanted)
+            found += page
+            if len(page) < wanted:
+                break
+            after = page[-1].position
+        return found
+
+    async def feed_span(self, project: str) -> Span:
+        span: Span = await self._call("feed_span", project, project=project)
+        return span
+
+    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
+        trimmed = 0
+        for name in self._client.projects if project is None else (project,):
+            own = {"project": name, "before_ms": before_ms, "limit": limit - trimmed}
+            trimmed += await self._call("trim_feed", name, **own)
+        return trimmed
 
     async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
         return await self._merged("expired_records", project, limit, before_ms=before_ms)

@@ -243,6 +243,7 @@ class MemoryStore(MemoryUpkeep):
             del self._aside[name]
         self._pruned.pop(key, None)
         self._commands.delete(key)
+        self._unfeed(key)
 
     async def ready(self) -> bool:
         return not self.unavailable

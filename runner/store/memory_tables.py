@@ -12,6 +12,7 @@ from runner.rules.interaction import CLOSED
 from runner.rules.late import Late, Standing, asked_late, late
 from runner.store import rows
 from runner.store.memory_commands import MemoryCommands
+from runner.store.memory_feed import MemoryFeed
 from runner.store.port import Appended, InteractionRow, PromptRow, RecordRow, SessionRow, TurnRow
 from runner.terms import Outcome
 
@@ -21,7 +22,7 @@ Cursor = tuple[str, str, int, int]
 _REFUSED: Final = "The store refused a row: the cursor {0}.{1} of session {2} belongs to another record."
 
 
-class MemoryTables:
+class MemoryTables(MemoryFeed):
     """Rows as SQL parameters, by their keys.
 
     Attributes:
@@ -29,6 +30,7 @@ class MemoryTables:
     """
 
     def __init__(self, store_id: str = "store_memory", clock: Clock | None = None) -> None:
+        super().__init__()
         self.store_id = store_id
         self._clock = clock or SystemClock()
         self.unavailable = False
@@ -128,13 +130,14 @@ class MemoryTables:
 
     def _save_session(self, row: SessionRow) -> None:
         key = (row.project, row.session_id)
-        if key in self._sessions:
-            stored = rows.session_row(self._sessions[key])
+        stored = rows.session_row(self._sessions[key]) if key in self._sessions else None
+        if stored is not None:
             if (row.head_epoch, row.head_n) < (stored.head_epoch, stored.head_n):
                 return
             ended_at = row.ended_at if stored.ended_at is None else stored.ended_at
             row = replace(row, created_at=stored.created_at, ended_at=ended_at)
         self._sessions[key] = rows.session_parameters(row)
+        self._feed_session(stored, row)
 
     def _save(
         self,
@@ -150,6 +153,7 @@ class MemoryTables:
         for cursor, record in records.items():
             self._records[cursor] = rows.record_parameters(record)
             self._record_ids.add((record.project, record.record_id))
+        self._feed_records(records.values())
 
     def _save_prompt(self, row: PromptRow) -> None:
         key = (row.project, row.session_id, row.prompt_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from runner.rules.feed import Position, Span
 from runner.store.row_types import (
     Admission,
     Appended,
@@ -12,6 +13,7 @@ from runner.store.row_types import (
     EndedTurn,
     Ending,
     Expired,
+    FeedRow,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
@@ -28,6 +30,7 @@ __all__ = [
     "EndedTurn",
     "Ending",
     "Expired",
+    "FeedRow",
     "InteractionRow",
     "PromptRow",
     "QuarantinedRow",
@@ -223,6 +226,22 @@ class Store(Protocol):
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
         """Nothing of an ended session but its row, without config and agent state, stays; others are left alone."""
+        ...
+
+    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
+        """Items of a project's feed behind a position, in the order in which they became visible, at most 10,000.
+
+        Whoever goes on behind the last one it got misses none: a transaction that commits later has a later position.
+        An item is written with its record, or with the session's end, in one transaction.
+        """
+        ...
+
+    async def feed_span(self, project: str) -> Span:
+        """What there is of a project's feed; its end never goes back."""
+        ...
+
+    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
+        """Remove the oldest items before a cutoff, at most ``limit``, raising their feeds' floors; how many it were."""
         ...
 
     async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from runner.rules.feed import Position
+
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
@@ -114,6 +116,24 @@ class QuarantinedRow:
 
     record: RecordRow
     reason: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRow:
+    """One item of a project's feed: a record of ``rules.feed.FED`` (``epoch``, ``n`` is its cursor), or an end.
+
+    ``session_ended`` has the session's head for a cursor. ``data`` is JSON text ready to be sent.
+    """
+
+    project: str
+    position: Position
+    session_id: str
+    turn_id: str | None
+    type: str
+    epoch: int
+    n: int
+    data: str
     at: int
 
 

@@ -7,9 +7,11 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from runner.rules.feed import Span
 from runner.store.port import (
     CommandRow,
     EndedTurn,
+    FeedRow,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
@@ -243,3 +245,14 @@ def counted(columns: Parameters) -> tuple[str, int]:
 def cursor(columns: Parameters) -> tuple[int, int]:
     """A cursor, as epoch and n."""
     return columns[0], columns[1]
+
+
+def feed_row(columns: Parameters) -> FeedRow:
+    """A row of ``feed``."""
+    project, first, second, *rest = columns
+    return FeedRow(project, (first, second), *rest)
+
+
+def feed_span(columns: Parameters) -> Span:
+    """A row of ``feed_span``."""
+    return Span((columns[0], columns[1]), (columns[2], columns[3]))

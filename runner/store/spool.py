@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from runner.clock import Clock
+from runner.rules.feed import Position, Span
 from runner.store.lanes import turn_of
 from runner.store.port import (
     Admission,
@@ -15,6 +16,7 @@ from runner.store.port import (
     EndedTurn,
     Ending,
     Expired,
+    FeedRow,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
@@ -297,6 +299,15 @@ class SpooledStore:
     async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
         await self._spool.settled()
         return await self._remote.quarantined(project, limit, after)
+
+    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
+        return await self._remote.feed(project, after, limit)
+
+    async def feed_span(self, project: str) -> Span:
+        return await self._remote.feed_span(project)
+
+    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
+        return await self._remote.trim_feed(project, before_ms, limit)
 
     async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
         await self._spool.settled()

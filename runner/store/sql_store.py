@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.rules.feed import Position, Span
 from runner.store import rows, upkeep, writes
 from runner.store.port import (
     Admission,
@@ -15,6 +16,7 @@ from runner.store.port import (
     EndedTurn,
     Ending,
     Expired,
+    FeedRow,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
@@ -38,6 +40,7 @@ DELETIONS: Final = (
     "delete_commands",
     "delete_command_keys",
     "delete_quarantine",
+    "delete_feed",
     "delete_pruned",
 )
 
@@ -198,6 +201,16 @@ class SqlStore:
     async def delete_session_content(self, project: str, session_id: str) -> None:
         of = (project, session_id)
         await self._together([of], [Run(name, [of]) for name in DELETIONS], guarded=True)
+
+    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
+        return await self._all("feed", rows.feed_row, project, *after, rows.bounded(limit))
+
+    async def feed_span(self, project: str) -> Span:
+        (span,) = await self._all("feed_span", rows.feed_span, project)
+        return span
+
+    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
+        return await self._write((), upkeep.trimming_feed(project, before_ms, rows.bounded(limit)), limit)
 
     async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
         return await self._all("expired_records", rows.record_key, project, before_ms, rows.bounded(limit))

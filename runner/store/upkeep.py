@@ -45,6 +45,22 @@ def pruning(keys: Sequence[RecordKey]) -> Work[int]:
     return work
 
 
+def trimming_feed(project: str | None, before_ms: int, limit: int) -> Work[int]:
+    """``Store.trim_feed``: what goes, with the floors that say how far the feeds are gone."""
+
+    def work() -> Steps[int]:
+        gone: list[rows.Parameters] = yield Ask("expired_feed", (project, before_ms, limit))
+        floors: dict[str, tuple[int, int]] = {}
+        for of, *position in gone:
+            floors[of] = max((position[0], position[1]), floors.get(of, (0, 0)))
+        if gone:
+            yield Run("raise_feed_floor", [(of, *floor) for of, floor in sorted(floors.items())])
+            yield Run("delete_feed_item", sorted(gone))
+        return len(gone)
+
+    return work
+
+
 def forgetting(keys: Sequence[RecordKey]) -> Work[int]:
     """``Store.delete_quarantined``."""
 

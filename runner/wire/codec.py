@@ -10,6 +10,7 @@ import orjson
 PING: Final = b'{"kind":"ping"}\n'
 SSE_PING: Final = b": ping\n\n"
 _CURSOR_HEAD: Final = b'{"kind":"event","cursor":"'
+_PING_HEAD: Final = b'{"kind":"ping","cursor":"'
 _PING_LINE: Final = PING.rstrip()
 _DEEPEST: Final = 200
 _LARGEST: Final = 2**64 - 1
@@ -68,6 +69,27 @@ def event_line(
         event_type.encode(),
         data_json,
     )
+
+
+def feed_line(
+    cursor: str, session_id: str, session_cursor: str, turn_id: str | None, at: str, event_type: str, data_json: bytes
+) -> bytes:
+    """One item of a project's feed: ``cursor`` is the feed's, ``session_cursor`` the place in its session's events."""
+    turn = "null" if turn_id is None else f'"{turn_id}"'
+    ids = f'"session_id":"{session_id}","session_cursor":"{session_cursor}","turn_id":{turn}'
+    return b'%b%b",%b,"at":"%b","type":"%b","data":%b}\n' % (
+        _CURSOR_HEAD,
+        cursor.encode(),
+        ids.encode(),
+        at.encode(),
+        event_type.encode(),
+        data_json,
+    )
+
+
+def ping_line(cursor: str) -> bytes:
+    """A ping that tells from where on a reader can come back, before it saw an event."""
+    return b'%b%b"}\n' % (_PING_HEAD, cursor.encode())
 
 
 def _ids(turn_id: str | None, prompt_id: str | None) -> bytes:
@@ -157,6 +179,8 @@ def to_sse(lines: bytes) -> bytes:
             out.append(b"id: %b\ndata: %b\n\n" % (line[len(_CURSOR_HEAD) : end], line))
         elif line == _PING_LINE:
             out.append(SSE_PING)
+        elif line.startswith(_PING_HEAD):
+            out.append(b": ping\nid: %b\n\n" % line[len(_PING_HEAD) : -2])
         elif line:
             out.append(b"data: %b\n\n" % line)
     return b"".join(out)

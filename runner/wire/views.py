@@ -123,10 +123,12 @@ class ShellResult(TypedDict):
 
 @with_config(_OPEN)
 class Line(TypedDict):
-    """A line of a stream: an event, a ping or the one result."""
+    """A line of a stream: an event, a ping or the one result; in the project feed each event names its session."""
 
     kind: Literal["event", "ping", "result"]
     cursor: NotRequired[str]
+    session_id: NotRequired[str]
+    session_cursor: NotRequired[str]
     turn_id: NotRequired[str | None]
     prompt_id: NotRequired[str | None]
     at: NotRequired[str]

@@ -230,6 +230,11 @@ class FakeSessions:
         self.reader = self.follow_reader()
         return self.reader
 
+    async def feed(self, caller: Caller, after: str | None, follow: bool) -> FakeReader:
+        await self._called("feed", caller, None, (after, follow))
+        self.reader = self.follow_reader()
+        return self.reader
+
     async def interactions(self, caller: Caller, session_id: str | None, status: str | None) -> dict[str, Any]:
         await self._called("interactions", caller, session_id, status)
         return {"items": self.questions, "next_cursor": None}

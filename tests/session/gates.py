@@ -38,6 +38,8 @@ CALLS = (
     "open_interactions",
     "interaction",
     "delete_session_content",
+    "feed",
+    "feed_span",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,7 +33,8 @@ QUESTIONS = st.builds(
     created_at=INSTANTS,
     answer=st.none() | st.just({"decision": "allow"}),
 )
-RECORDS = st.builds(record, st.integers(1, 3), st.integers(1, 2), SESSIONS, at=INSTANTS) | st.builds(
+TYPES = st.sampled_from(["message", "session_busy", "interaction_closed"])
+RECORDS = st.builds(record, st.integers(1, 3), st.integers(1, 2), SESSIONS, at=INSTANTS, type=TYPES) | st.builds(
     record, st.integers(1, 3), st.integers(1, 2), SESSIONS, record_id=st.sampled_from(["x", "y"])
 )
 
@@ -141,6 +143,7 @@ async def everything(store: Store) -> list[Any]:
     seen += [await store.command(PROJECT, name) for name in ("c1", "c2", "c3")]
     seen += [await store.open_commands(), await store.paused_turns()]
     seen.append([row for _, row in await store.quarantined(PROJECT, 100)])
+    seen.append([replace(row, position=(0, 0)) for row in await store.feed(PROJECT, (0, 0), 100)])
     for before in (2, 1002, 8000):
         seen += [await store.expired_records(None, before, 5), await store.expired_quarantine(PROJECT, before, 5)]
         seen.append(await store.count_expired(None, before))

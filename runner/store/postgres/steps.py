@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runner.errors import RunnerError
 from runner.store.postgres.faults import is_refusal, translated
 from runner.store.rows import Parameters
-from runner.store.sql import STATEMENTS
+from runner.store.sql import POSTGRESQL
 from runner.store.writes import Ask, AskAll, Attempt, Run, Step, T, Work
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def numbered(text: str) -> str:
     return re.sub(r"\?(\d+)", r"$\1", text).replace(" AS BLOB)", " AS BYTEA)")
 
 
-TEXTS: Final = {name: numbered(text) for name, text in STATEMENTS.items()}
+TEXTS: Final = {name: numbered(text) for name, text in POSTGRESQL.items()}
 
 
 class Refused(Exception):

@@ -45,4 +45,6 @@ class Placed:
 
 
 STATEMENTS: Final = named(load("statements.sql"))
+POSTGRESQL: Final = STATEMENTS | named(load("postgresql.sql"))
+"""The statements as PostgreSQL performs them: a few have another text there."""
 PLACED: Final = {name: Placed(text) for name, text in STATEMENTS.items()}

@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.store.sql import load
 from runner.store.sql.dialect import Dialect, statements
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 APPLICATION_ID: Final = 0x41435052
 
 

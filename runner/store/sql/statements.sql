@@ -135,6 +135,33 @@ DELETE FROM command_keys WHERE project = ?1 AND session_id = ?2;
 -- name: delete_quarantine
 DELETE FROM quarantine WHERE project = ?1 AND session_id = ?2;
 
+-- name: delete_feed
+DELETE FROM feed WHERE project = ?1 AND session_id = ?2 AND type <> 'session_ended';
+
+-- name: delete_feed_item
+DELETE FROM feed WHERE project = ?1 AND xid = ?2 AND seq = ?3;
+
+-- name: raise_feed_floor
+INSERT INTO feed_floors (project, xid, seq) VALUES (?1, ?2, ?3)
+ON CONFLICT (project) DO UPDATE SET xid = excluded.xid, seq = excluded.seq
+WHERE (excluded.xid, excluded.seq) > (feed_floors.xid, feed_floors.seq);
+
+-- name: expired_feed
+SELECT project, xid, seq
+FROM feed WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+ORDER BY at, xid, seq LIMIT ?3;
+
+-- name: feed
+SELECT project, xid, seq, session_id, turn_id, type, epoch, n, data, at
+FROM feed WHERE project = ?1 AND (xid, seq) > (?2, ?3)
+ORDER BY xid, seq LIMIT ?4;
+
+-- name: feed_span
+SELECT COALESCE((SELECT xid FROM feed_floors WHERE project = ?1), 0),
+       COALESCE((SELECT seq FROM feed_floors WHERE project = ?1), 0),
+       0,
+       COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'feed'), 0);
+
 -- name: delete_pruned
 DELETE FROM pruned WHERE project = ?1 AND session_id = ?2;
 

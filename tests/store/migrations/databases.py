@@ -110,4 +110,6 @@ class PostgresDatabase:
             "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
             " WHERE connamespace = 'public'::regnamespace"
         )
-        return sorted([*columns, *indexes, *rules], key=repr)
+        triggers = await self.fetch("SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal")
+        functions = await self.fetch("SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
+        return sorted([*columns, *indexes, *rules, *triggers, *functions], key=repr)

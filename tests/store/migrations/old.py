@@ -34,6 +34,11 @@ ROWS: Final = {
     4: """
         INSERT INTO pruned VALUES ('p', 's', 1, 1);
     """,
+    5: """
+        INSERT INTO feed (project, session_id, type, epoch, n, data, at)
+        VALUES ('p', 's', 'session_idle', 1, 1, '{}', 1003);
+        INSERT INTO feed_floors VALUES ('p', 0, 0);
+    """,
 }
 """What the code of a version could have written, by the version that made room for it."""
 

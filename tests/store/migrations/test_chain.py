@@ -21,7 +21,7 @@ from tests.store.migrations.databases import Database, PostgresDatabase
 from tests.store.migrations.old import up_to
 
 ALL = range(SCHEMA_VERSION + 1)
-RELEASED = {1: "891d5768", 2: "e40f1321", 3: "b4bca920", 4: "49b6c088"}
+RELEASED = {1: "891d5768", 2: "e40f1321", 3: "b4bca920", 4: "49b6c088", 5: "c715fd92"}
 
 
 async def content(database: Database) -> dict[str, list[tuple[Any, ...]]]:

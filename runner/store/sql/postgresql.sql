@@ -1,0 +1,11 @@
+-- name: feed
+SELECT project, xid, seq, session_id, turn_id, type, epoch, n, data, at
+FROM feed
+WHERE project = ?1 AND (xid, seq) > (?2, ?3) AND xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+ORDER BY xid, seq LIMIT ?4;
+
+-- name: feed_span
+SELECT COALESCE((SELECT xid FROM feed_floors WHERE project = ?1), 0),
+       COALESCE((SELECT seq FROM feed_floors WHERE project = ?1), 0),
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1,
+       9223372036854775807;
