@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -99,7 +100,7 @@ async def test_followers_who_begin_anywhere_miss_nothing(
 ) -> None:
     """Three writers whose transactions overlap in every way; a follower begins at each step."""
     followers = [Follower(store)]
-    open_ones = []
+    open_ones: list[Any] = []
     for step in range(30):
         connection = writers[step % 3]
         if len(open_ones) == 3:
