@@ -279,6 +279,23 @@ async def test_a_watch_that_is_not_renewed_lapses(several: Several) -> None:
     await follower.leave()
 
 
+async def test_a_quiet_session_is_watched_for_as_long_as_it_is_followed(several: Several, bus: Bus) -> None:
+    """Case N5: nothing has an end of its own; hours later the next event is there at once, and nothing was sent."""
+    a, b = await two(several, turn={"idle_seconds": 36_000, "first_update_seconds": 36_000, "quiet_seconds": 36_000})
+    _, agent, frame = await started(a)
+    follower = Followed(b)
+    agent.say("before ")
+    await said(follower, "before")
+    sent = bus.published
+    await asyncio.sleep(3 * 3600)
+    assert (presence(a), bus.published) == (1, sent)
+    agent.say("after ")
+    agent.answer(frame)
+    await follower.until("session_idle")
+    events = await follower.leave()
+    assert_contiguous(events)
+
+
 async def test_it_ends_with_the_session(several: Several) -> None:
     a, b = await two(several)
     assert (await a.turn())["ok"]
