@@ -160,8 +160,8 @@ class RelayReader:
             else:
                 try:
                     lines = await self._source.next(wait)
-                except (Broken, ReaderCut):
-                    # What is not kept there any more is read from the store.
+                except (Broken, ReaderCut, RunnerError):
+                    # What is not kept there any more is read from the store, as soon as that can be used.
                     self._leave()
                     continue
                 if lines:

@@ -79,14 +79,6 @@ async def prompt_events(store: Store, session: Session, prompt_id: str) -> list[
     return parts
 
 
-class Flushes(Protocol):
-    """What is on its way to the store."""
-
-    async def flush(self) -> None:
-        """See that everything shown so far is in the store."""
-        ...
-
-
 class Source(Protocol):
     """What is read live: a session of this replica, or the mirror of one that another replica has."""
 
@@ -101,13 +93,15 @@ class Source(Protocol):
     @property
     def presence(self) -> Presence: ...
     @property
-    def outbox(self) -> Flushes: ...
-    @property
     def clock(self) -> Clock: ...
     @property
     def over(self) -> bool: ...
     @property
     def taken(self) -> bool: ...
+
+    async def settle(self) -> None:
+        """See that the store has every record that was shown before this call."""
+        ...
 
 
 async def next_live(session: Source, reader: LogReader, seconds: float) -> bytes | None:
@@ -178,7 +172,7 @@ class HistoryReader:
             yield resync_line(format_cursor(0, 0), rfc3339(self._session.clock.now_ms()))
         if self._covered:
             return
-        await self._session.outbox.flush()
+        await self._session.settle()
         after = self._after
         async for rows in pages(self._store, self._session.key, after):
             due = [row for row in rows if self._until is None or (row.epoch, row.n) < self._until]

@@ -22,7 +22,7 @@ class Entry(NamedTuple):
         head: the session's newest cursor; nothing above it exists.
         chunks: consecutive ones.
         since: the series begins here: it has everything behind this cursor.
-        marks: answers to ``Mirror.flush``: whether the store has every record that was shown before the mark was set.
+        marks: answers to ``Mirror.settle``: whether the store has every record that was shown before the mark was set.
         over: the session has ended; nothing follows.
     """
 

@@ -88,11 +88,6 @@ class Mirror:
         self._next_mark: asyncio.Future[bool] | None = None
 
     @property
-    def outbox(self) -> Mirror:
-        """Where ``flush`` is."""
-        return self
-
-    @property
     def place(self) -> Place:
         """What it needs next."""
         return Place(self._series, self._needed, self._lost)
@@ -110,7 +105,7 @@ class Mirror:
                 continue
         return self._began.is_set() and not self.closed
 
-    async def flush(self) -> None:
+    async def settle(self) -> None:
         """See that the store has every record that was shown before this call; those who wait share one question.
 
         Raises:
@@ -267,7 +262,7 @@ class Mirrors:
                 self._is_deaf(key, owner)
                 return None
             if cursor is not None and cursor > (mirror.head.epoch, mirror.head.n):
-                await mirror.flush()
+                await mirror.settle()
             return None if mirror.closed else HistoryReader(self._store, mirror, cursor, True)
         except ReaderCut:
             return None

@@ -281,6 +281,16 @@ class Session:
             asked = row.type == EventType.INTERACTION_REQUESTED
             self.tell(self.key, shown["interaction_id"], "asked" if asked else "closed", None, shown["status"])
 
+    async def settle(self) -> None:
+        """See that the store has every record that was shown before this call, here or by an earlier owner.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        await self.outbox.flush()
+        if not self.taken:
+            await self._store.caught_up(*self.key)
+
     def begin_busy(self, journal: Journal) -> None:
         """``session_busy``, once per busy period."""
         if not self.busy:

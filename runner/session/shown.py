@@ -139,6 +139,7 @@ class Outlet:
         durable = True
         try:
             await self.session.outbox.flush()
+            await self._services.store.caught_up(*self.session.key)
         except RunnerError as error:
             log.debug("what %s has shown is not durable yet: %s", self.session.session_id, error)
             durable = False

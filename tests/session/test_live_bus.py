@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runner.errors import RunnerError
 from runner.session.mirror import DEAF_SECONDS
 from runner.session.shown import WATCHED_SECONDS
 from tests.session.bed import CALLER, Bed
@@ -141,6 +142,29 @@ async def test_what_the_owner_has_not_written_yet_is_not_missed(several: Several
     del several.store.gates["append"]
     agent.answer(frame)
     await follower.until("session_idle")
+    same_as_stored(await follower.leave(), await a.history())
+
+
+async def test_it_waits_while_the_store_lacks_what_was_shown(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case H3: a record stream that cannot be read for a while; nobody is told a history with a hole."""
+    a, b = await two(several, **SMALL)
+    _, agent, frame = await started(a)
+    for n in range(40):
+        agent.update(sessionUpdate="tool_call", toolCallId=f"t{n}", title="x" * 200, status="completed")
+    asked = []
+
+    async def caught_up(project: str, session_id: str) -> None:
+        asked.append(session_id)
+        if len(asked) <= 3:
+            raise RunnerError("store_unavailable", "scripted")
+
+    monkeypatch.setattr(several.store, "caught_up", caught_up)
+    follower = Followed(b)
+    await asyncio.sleep(0.3)
+    assert follower.events == []
+    agent.answer(frame)
+    await follower.until("session_idle")
+    assert len(asked) > 3
     same_as_stored(await follower.leave(), await a.history())
 
 
