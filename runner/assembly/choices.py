@@ -22,6 +22,7 @@ from runner.store.stream.port import RecordStream
 log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
 SPOOL: Final = "spool.sqlite3"
+STORE_FILE: Final = "store.sqlite3"
 
 
 def is_http(settings: Settings) -> bool:
@@ -127,7 +128,7 @@ async def open_store(
     if settings.store.url:
         return piped(settings, await open_database(settings), gateway=gateway)
     if not is_http(settings):
-        return await SqliteStore.open(state_dir / "store.sqlite3", upgrade=True)
+        return await SqliteStore.open(state_dir / STORE_FILE, upgrade=True)
     from runner.store.http import HttpStore
     from runner.store.spool import SpooledStore
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.assembly.choices import SQLITE, is_http
+from runner.assembly.choices import SQLITE, STORE_FILE, is_http
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
@@ -57,7 +57,7 @@ async def migrate(
     replica_id = mint("rep")
     lock = StateLock.acquire(state_dir, replica_id)
     try:
-        path = state_dir / "store.sqlite3"
+        path = state_dir / STORE_FILE
         planned = await asyncio.to_thread(migrate_file, path, target, mint, discard=discard, dry=dry)
     finally:
         lock_of(state_dir, replica_id).unlink(missing_ok=True)

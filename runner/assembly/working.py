@@ -1,4 +1,4 @@
-"""Runs a worker of the record stream until it is told to stop (DESIGN 3.9, 5)."""
+"""Runs a worker of the record stream until it is told to stop; retention, once (DESIGN 3.9, 5)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from runner.assembly.choices import open_database, open_stream
+from runner.assembly.choices import STORE_FILE, is_http, open_database, open_stream
 from runner.assembly.serving import stop_by_signals
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.sandbox.statelock import hold
+from runner.store.port import Store
+from runner.store.retention import run_once
+from runner.store.sqlite import SqliteStore
 from runner.store.stream.worker import Worker
 
 log = logging.getLogger("runner")
@@ -80,6 +83,31 @@ async def work(
         await working
         log.info("worker %s: %s", name, worker.counts)
     return 0
+
+
+async def retain(settings: Settings, *, state_dir: Path, dry_run: bool) -> dict[str, Any]:
+    """Delete once what is older than ``[records] retention_days``, beside whoever uses the store; what that was.
+
+    Raises:
+        RunnerError: ``invalid_request``: the store is a plane's, or there is none; ``store_unavailable``.
+    """
+    store = await _own_store(settings, state_dir)
+    try:
+        done = await run_once(store, SystemClock(), settings.records.retention_days, dry_run)
+    finally:
+        await store.close()
+    return done.as_json()
+
+
+async def _own_store(settings: Settings, state_dir: Path) -> Store:
+    if settings.store.url:
+        return await open_database(settings)
+    if is_http(settings):
+        raise RunnerError("invalid_request", "The store is the plane's: run this on the plane's machine.", field="url")
+    path = state_dir / STORE_FILE
+    if not path.exists():
+        raise RunnerError("invalid_request", f"There is no store in {state_dir}.", field="state_dir")
+    return await SqliteStore.open(path)
 
 
 def _lock(state_dir: Path, name: str) -> int:

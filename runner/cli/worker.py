@@ -27,12 +27,17 @@ def worker(
     reclaim: Annotated[
         bool, typer.Option("--reclaim", help="Take over what other workers hold for [records] reclaim_idle_seconds.")
     ] = False,
+    retention: Annotated[
+        bool, typer.Option("--retention", help="Delete what is older than [records] retention_days, once, and exit.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --retention: only count.")] = False,
     state_dir: StateDir = None,
     config: Config = None,
 ) -> None:
     """Move records from the stream of the settings to the store until SIGTERM or Ctrl-C.
 
-    Prints one JSON line on stdout when it is at work; logs go to stderr. Any number of them may run.
+    Prints one JSON line on stdout when it is at work, or what --retention deleted; logs go to stderr. Any number of
+    them may run.
     """
     import asyncio
 
@@ -45,7 +50,10 @@ def worker(
     directory = chosen_state_dir(state_dir, os.environ)
     try:
         settings = load_settings(config, os.environ)
-        code = asyncio.run(_work(settings, directory, name, reclaim))
+        if retention or dry_run:
+            code = asyncio.run(_retain(settings, directory, retention, dry_run))
+        else:
+            code = asyncio.run(_work(settings, directory, name, reclaim))
     except RunnerError as error:
         fail(error.code, error.message)
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -59,6 +67,15 @@ async def _work(settings: Settings, directory: Path, name: str | None, reclaim: 
     if not settings.records.stream:
         fail("invalid_request", NOTHING, exit_code=USAGE)
     return await work(settings, state_dir=directory, name=name, reclaim=reclaim, on_ready=_announce)
+
+
+async def _retain(settings: Settings, directory: Path, retention: bool, dry_run: bool) -> int:
+    from runner.assembly.working import retain
+
+    if not retention:
+        fail("invalid_request", "--dry-run goes with --retention.", exit_code=USAGE)
+    print_json(await retain(settings, state_dir=directory, dry_run=dry_run))
+    return 0
 
 
 def _announce(ready: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ NOT_BUILT: Final[dict[str, tuple[Any, ...]]] = {
     "local.isolation": ("auto", "none"),
     "local.network": ("shared",),
     "local.memory_bytes": (0,),
-    "records.retention_days": (0,),
     "pool.spares": (0,),
 }
 

@@ -145,7 +145,6 @@ def test_bounds_are_named(tmp_path: Path, text: str, name: str):
         ("local.network", "none"),
         ("local.memory_bytes", "1000"),
         ("store.url", "postgresql://127.0.0.1"),
-        ("records.retention_days", "3"),
         ("pool.spares", "1"),
     ],
 )
