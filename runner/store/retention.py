@@ -52,7 +52,7 @@ class Deleted:
 async def run_once(
     store: Store, clock: Clock, retention_days: int, dry_run: bool = False, *, seconds: float | None = None
 ) -> Deleted:
-    """Delete records, and what was set aside, from before the cutoff, oldest first, in batches of 500.
+    """Delete records, what was set aside and feed items from before the cutoff, oldest first, in batches of 500.
 
     Sessions and turns stay: their history begins later. Cancelling it stops behind a whole batch.
 
@@ -75,7 +75,17 @@ async def run_once(
     until = None if seconds is None else clock.monotonic() + seconds
     records, first = await _delete(store.expired_records, store.delete_records, before, clock, until)
     aside, second = await _delete(store.expired_quarantine, store.delete_quarantined, before, clock, until)
-    return Deleted(False, before, records, aside, first and second)
+    third = await _trim(store, before, clock, until)
+    return Deleted(False, before, records, aside, first and second and third)
+
+
+async def _trim(store: Store, before_ms: int, clock: Clock, until: float | None) -> bool:
+    """Items of project feeds go by their own age; whether that was all."""
+    while until is None or clock.monotonic() < until:
+        if await store.trim_feed(None, before_ms, BATCH_ROWS) < BATCH_ROWS:
+            return True
+        await asyncio.sleep(PAUSE_SECONDS)
+    return False
 
 
 async def _delete(

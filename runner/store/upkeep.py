@@ -11,13 +11,14 @@ from runner.store.writes import INSERT_RECORD, Ask, AskAll, Run, Steps, Work, st
 
 
 def creating(row: SessionRow, records: Sequence[RecordRow]) -> Work[bool]:
-    """``Store.create_session``: the session decides, its records follow."""
+    """``Store.create_session``: the session decides, its records follow; what they tell is no news for the feed."""
 
     def work() -> Steps[bool]:
         if not (yield Run("create_session", [rows.session_parameters(row)])):
             return False
         if records:
             yield Run(INSERT_RECORD, list(records))
+            yield Run("delete_feed", [(row.project, row.session_id)])
         return True
 
     return work

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from runner.clock import SystemClock
 from runner.rules.feed import Span
+from runner.rules.retention import DAY_MS
 from runner.store.port import Store
+from runner.store.retention import run_once
 from tests.store.rows import PROJECT, admission, ending, record, session, turn
 
 START = (0, 0)
@@ -112,3 +115,24 @@ async def test_trimming_raises_the_floor(store: Store) -> None:
     assert isinstance(span, Span)
     assert span.floor == rows[3].position
     assert (await store.feed_span("p2")).floor == START
+
+
+async def test_a_history_that_a_session_begins_with_is_no_news(store: Store) -> None:
+    assert await store.create_session(
+        session("copy", head_epoch=1, head_n=2), [busy(1, in_session="copy"), idle(2, in_session="copy")]
+    )
+    assert await told(store) == []
+
+
+async def test_retention_trims_feeds(store: Store) -> None:
+    old, new = 100 * DAY_MS - 31 * DAY_MS, 100 * DAY_MS
+    assert await store.admit(admission(records=[busy(1, at=old), idle(2, at=new)]))
+
+    class Today(SystemClock):
+        def now_ms(self) -> int:
+            return new
+
+    assert (await run_once(store, Today(), 30, dry_run=True)).complete
+    assert len(await told(store)) == 2
+    assert (await run_once(store, Today(), 30)).complete
+    assert [kind for _, kind, _ in await told(store)] == ["session_idle"]
