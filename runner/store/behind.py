@@ -115,6 +115,15 @@ class StoreBehind:
     ) -> list[RecordRow]:
         return await self._remote.records(project, session_id, after, limit)
 
+    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
+        return await self._remote.feed(project, after, limit)
+
+    async def feed_span(self, project: str) -> Span:
+        return await self._remote.feed_span(project)
+
+    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
+        return await self._remote.trim_feed(project, before_ms, limit)
+
     async def interactions(
         self, project: str, session_id: str | None = None, status: str | None = None
     ) -> list[InteractionRow]:

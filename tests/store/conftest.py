@@ -73,10 +73,10 @@ BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
 
 @pytest.fixture(params=[*BACKENDS, "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "postgres":
-        opened = postgres(request.getfixturevalue("postgres_url"))
-    else:
-        opened = BACKENDS[request.param](tmp_path)
+    on_server = request.param == "postgres"
+    opened: AbstractAsyncContextManager[Store] = (
+        postgres(request.getfixturevalue("postgres_url")) if on_server else BACKENDS[request.param](tmp_path)
+    )
     async with opened as made:
         yield made
 
