@@ -226,6 +226,7 @@ class PipelinedStore(StoreBehind):
     def _took(self, held: Sequence[Held], done: Published) -> bool:
         """Note what the stream answered; False when it is full."""
         self._saw(done.generation)
+        self._kept.confirm(done.floor)
         if not done.entry_ids:
             if not self._full:
                 log.error("the record stream is full: records go to the store until a worker made room")
@@ -233,7 +234,6 @@ class PipelinedStore(StoreBehind):
             return False
         self._full = False
         self._kept.published(held, done.entry_ids)
-        self._kept.confirm(done.floor)
         return True
 
     def _saw(self, generation: str) -> None:
