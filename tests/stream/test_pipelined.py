@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from runner.errors import RunnerError
+from runner.store.behind import StoreBehind
+from runner.store.codec import CALLS
 from runner.store.memory import MemoryStore
 from runner.store.port import InteractionRow
 from runner.store.stream.memory import MemoryRecordStream
@@ -57,6 +59,10 @@ async def bed(**more) -> AsyncIterator[Bed]:
         yield made
     finally:
         await made.close()
+
+
+def test_every_call_of_the_port_is_passed_on() -> None:
+    assert set(vars(StoreBehind)) >= CALLS | {"close"}
 
 
 def question() -> InteractionRow:
