@@ -117,7 +117,7 @@ async def serve(
             plane=plane,
             clock=clock,
             providers={} if gateway else None,
-            live=open_live(settings),
+            live=None if gateway else open_live(settings),
             live_dir=None if gateway else state_dir / LIVE,
         )
         replicas.append(replica)

@@ -40,8 +40,8 @@ _LAST_WORDS: Final = (b'"type":"resync"', b'"reason":')
 class Followed(Protocol):
     """Followers over a live bus; ``runner.session.mirror.Mirrors`` answers."""
 
-    def serves(self, key: Key, owner: str) -> bool:
-        """Whether ``follow`` is worth a try."""
+    def serves(self, owner: str) -> bool:
+        """Whether ``follow`` is better than HTTP now."""
         ...
 
     async def follow(self, key: Key, owner: str, after: str | None) -> Reader | None:
@@ -126,8 +126,20 @@ class RelayReader:
         if self._anchored:
             raise held_by(owner)
         mirrors = self._relay.mirrors
-        live = await mirrors.follow(self._key, owner.replica_id, self._cursor) if mirrors is not None else None
-        return live if live is not None else await self._upstream(owner)
+        over_bus = self._over_bus(owner)
+        if mirrors is not None and over_bus:
+            live = await mirrors.follow(self._key, owner.replica_id, self._cursor)
+            if live is not None:
+                return live
+        try:
+            return await self._upstream(owner)
+        except RunnerError as error:
+            if mirrors is None or over_bus or error.code != "owned_elsewhere":
+                raise
+            live = await mirrors.follow(self._key, owner.replica_id, self._cursor)
+            if live is None:
+                raise
+            return live
 
     async def _look(self) -> Elsewhere | None:
         return await self._relay.owners.elsewhere(self._caller.project, self._session_id)
@@ -203,7 +215,7 @@ class RelayReader:
 
     def _over_bus(self, owner: Elsewhere) -> bool:
         mirrors = self._relay.mirrors
-        return mirrors is not None and mirrors.serves(self._key, owner.replica_id)
+        return mirrors is not None and mirrors.serves(owner.replica_id)
 
     async def _missed(self) -> bool:
         try:

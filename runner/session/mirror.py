@@ -30,7 +30,7 @@ READ_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.5
 ATTACH_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 3.0
-DEAF_SECONDS: Final = 10.0
+DEAF_SECONDS: Final = (10.0, 600.0)
 
 Tell = Callable[["Mirror", Wish], None]
 
@@ -226,7 +226,7 @@ class Mirrors:
         self._bounds = (ring_bytes, buffer_bytes)
         self._tasks = Tasks("mirrors")
         self._mirrors: dict[tuple[Key, str], Mirror] = {}
-        self._deaf: dict[tuple[Key, str], float] = {}
+        self._deaf: dict[str, tuple[float, float]] = {}
         self._wanted = asyncio.Event()
         self._told: asyncio.Queue[tuple[str, Mapping[Key, Wish]]] = asyncio.Queue()
         self._up = True
@@ -242,9 +242,10 @@ class Mirrors:
         self._drop_all()
         await self._tasks.close()
 
-    def serves(self, key: Key, owner: str) -> bool:
-        """Whether ``follow`` is worth a try."""
-        return self._up and self._clock.monotonic() >= self._deaf.get((key, owner), 0.0)
+    def serves(self, owner: str) -> bool:
+        """Whether ``follow`` is better than another way: the bus is there, and the owner answered lately."""
+        deaf_until, _ = self._deaf.get(owner, (0.0, 0.0))
+        return self._up and self._clock.monotonic() >= deaf_until
 
     async def follow(self, key: Key, owner: str, after: str | None) -> Reader | None:
         """A reader of history behind ``after`` and of what ``owner`` shows live; None: not over the bus.
@@ -253,14 +254,15 @@ class Mirrors:
             RunnerError: ``invalid_request``: ``after`` is no cursor.
         """
         cursor = cursor_of(after)
-        if not self.serves(key, owner):
+        if not self._up:
             return None
         mirror = self._mirror(key, owner)
         mirror.presence.count += 1
         try:
             if not await mirror.begun(ATTACH_SECONDS):
-                self._is_deaf(key, owner)
+                self._is_deaf(owner)
                 return None
+            self._deaf.pop(owner, None)
             if cursor is not None and cursor > (mirror.head.epoch, mirror.head.n):
                 await mirror.settle()
             return None if mirror.closed else HistoryReader(self._store, mirror, cursor, True)
@@ -277,10 +279,13 @@ class Mirrors:
             self._wanted.set()
         return mirror
 
-    def _is_deaf(self, key: Key, owner: str) -> None:
+    def _is_deaf(self, owner: str) -> None:
+        """It is not asked again for a while, each time for longer: it may be one that knows no live bus."""
         now = self._clock.monotonic()
-        self._deaf = {name: until for name, until in self._deaf.items() if until > now}
-        self._deaf[key, owner] = now + DEAF_SECONDS
+        _, seconds = self._deaf.get(owner, (0.0, 0.0))
+        seconds = min(max(DEAF_SECONDS[0], 2 * seconds), DEAF_SECONDS[1])
+        self._deaf = {name: last for name, last in self._deaf.items() if last[0] + DEAF_SECONDS[1] > now}
+        self._deaf[owner] = (now + seconds, seconds)
 
     def _tell(self, mirror: Mirror, wish: Wish) -> None:
         if wish.bye and self._mirrors.get((mirror.key, mirror.owner)) is mirror:

@@ -14,6 +14,7 @@ from runner.config import Settings
 from runner.errors import RunnerError
 from runner.leases.port import ReplicaInfo
 from runner.server.app import build_app, start_site, stop_site
+from runner.server.relay import Followed
 from runner.session.owners import Elsewhere
 from tests.server.double import TOKENS, FakeSessions, auth
 
@@ -67,12 +68,15 @@ class Neighbours:
         self._stack = AsyncExitStack()
         self._sites: dict[str, Any] = {}
 
-    async def add(self, name: str, *, gateway: bool = False, **server: Any) -> FakeSessions:
-        """A replica with an HTTP server."""
+    async def add(
+        self, name: str, *, gateway: bool = False, mirrors: Followed | None = None, **server: Any
+    ) -> FakeSessions:
+        """A replica with an HTTP server; ``mirrors``: a live bus."""
         settings = Settings.model_validate({"server": {"ping_seconds": 0.05, "max_body_bytes": 100_000, **server}})
         sessions = FakeSessions()
         owners = FakeOwners(self.book, name)
-        app = build_app(sessions, settings, TOKENS, owners=owners, place=self._place if gateway else None)
+        place = self._place if gateway else None
+        app = build_app(sessions, settings, TOKENS, owners=owners, place=place, mirrors=mirrors)
         site, url = await start_site(app, "127.0.0.1", 0, close_seconds=1)
         self._sites[name] = site
         self._stack.push_async_callback(self.stop, name)

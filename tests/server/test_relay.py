@@ -310,3 +310,54 @@ async def test_an_owner_that_is_provably_gone_is_nobody(two: Neighbours) -> None
     at = Following(two)
     await at.ended()
     assert at.cursors == ["1.1"]
+
+
+class FakeMirrors:
+    """A live bus by hand."""
+
+    def __init__(self) -> None:
+        self.up = True
+        self.reader: FakeReader | None = None
+        self.asked: list[str | None] = []
+
+    def serves(self, owner: str) -> bool:
+        return self.up
+
+    async def follow(self, key: tuple[str, str], owner: str, after: str | None) -> FakeReader | None:
+        assert (key, owner) == (("default", "s1"), "b")
+        self.asked.append(after)
+        return self.reader
+
+
+async def test_it_changes_between_the_bus_and_http(two: Neighbours) -> None:
+    """Cases H5 and H10: over the bus; over HTTP while that is away; back, each time behind its last cursor."""
+    mirrors = FakeMirrors()
+    stored(await two.add("d", mirrors=mirrors))
+    two.book.holder = "b"
+    silent(two.sessions["b"])
+    mirrors.reader = over_bus = FakeReader().feed(text(1))
+    at = Following(two, by="d")
+    await at.until(b"part 1")
+    assert two.sessions["b"].calls == []
+    mirrors.up, mirrors.reader = False, None
+    over_bus.cut("the bus is away")
+    over_http = await opened(two.sessions["b"])
+    over_http.feed(text(2))
+    await at.until(b"part 2")
+    mirrors.up, mirrors.reader = True, FakeReader().feed(text(3)).end()
+    await at.until(b"part 3")
+    await at.ended()
+    assert at.cursors == ["1.1", "1.2", "1.3"]
+    assert mirrors.asked == [None, "1.2"]
+    async with asyncio.timeout(5):
+        await over_http.closed.wait()
+
+
+async def test_the_bus_is_tried_where_http_fails(two: Neighbours) -> None:
+    mirrors = FakeMirrors()
+    stored(await two.add("d", mirrors=mirrors))
+    two.nowhere("b")
+    mirrors.up, mirrors.reader = False, FakeReader().feed(text(1)).end()
+    at = Following(two, by="d")
+    await at.ended()
+    assert at.cursors == ["1.1"]
