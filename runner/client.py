@@ -14,85 +14,18 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
 
+from runner.wire.answers import MAX_LINE_BYTES, ApiError, LineParser
+
 if TYPE_CHECKING:
     import aiohttp
+
+__all__ = ["MAX_LINE_BYTES", "ApiError", "Client", "LineParser", "is_loopback_url"]
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 SHELL_SECONDS: Final = 120.0
 """How long a command may run when the caller does not say."""
-MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 NDJSON: Final = {"Accept": "application/x-ndjson"}
-
-
-class ApiError(Exception):
-    """The server refused, or could not be understood.
-
-    Attributes:
-        code: of the problem document; ``unreachable`` without a server, ``stream_broken`` when a stream ended
-            without its end, ``unexpected_answer`` for an error that is no problem document.
-        status: HTTP status, 0 without an answer.
-        problem: the document, empty without one.
-    """
-
-    def __init__(self, code: str, status: int, message: str, problem: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.status = status
-        self.message = message
-        self.problem = dict(problem or {})
-
-    @property
-    def retryable(self) -> bool:
-        """What the server said; a connection that failed may be tried again."""
-        return bool(self.problem.get("retryable", self.code in ("unreachable", "stream_broken")))
-
-
-class LineParser:
-    """Cuts one response's body into JSON lines. One per connection: half a line never meets another stream (H5)."""
-
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self._pending: list[bytes] = []
-        self._size = 0
-        self._max = max_line_bytes
-
-    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """The lines that ``chunk`` completed.
-
-        Raises:
-            ApiError: ``unexpected_answer`` for what is no JSON object, or for a line beyond the bound.
-        """
-        head, newline, rest = chunk.rpartition(b"\n")
-        if not newline:
-            self._keep(chunk)
-            return []
-        whole = b"".join([*self._pending, head])
-        self._pending.clear()
-        self._size = 0
-        self._keep(rest)
-        return [_line(part) for part in whole.split(b"\n") if part.strip()]
-
-    def _keep(self, piece: bytes) -> None:
-        self._size += len(piece)
-        if self._size > self._max:
-            raise ApiError("unexpected_answer", 200, f"The server sent a line of more than {self._max} bytes.")
-        if piece:
-            self._pending.append(piece)
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether half a line is waiting for its rest."""
-        return bool(self._pending)
-
-
-def _line(part: bytes) -> dict[str, Any]:
-    try:
-        value = orjson.loads(part)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise ApiError("unexpected_answer", 200, "The server sent a line that is no JSON object.")
-    return value
 
 
 class Client:
@@ -231,6 +164,26 @@ class Client:
         """A page of the session's records."""
         path = f"/v1/sessions/{_id(session)}/records"
         return await self._call("GET", path, query=_given(after=after, limit=limit))
+
+    async def export(self, session: str) -> AsyncGenerator[dict[str, Any]]:
+        """Everything durable of the session: a line ``session``, one per record, and ``end``.
+
+        Raises:
+            ApiError: ``stream_broken`` when it ended without its end.
+        """
+        async with self._stream("GET", f"/v1/sessions/{_id(session)}/export") as lines:
+            async for line in lines:
+                yield line
+                if line.get("kind") == "end":
+                    return
+        raise ApiError("stream_broken", 200, "The server ended the export before its end.")
+
+    async def fork(
+        self, session: str, after: str, *, session_id: str | None = None, allow_incomplete: bool | None = None
+    ) -> dict[str, Any]:
+        """A new session with the history up to ``after``; with ``session_id`` the same one when it is asked again."""
+        body = _given(after=after, session_id=session_id, allow_incomplete=allow_incomplete)
+        return await self._call("POST", f"/v1/sessions/{_id(session)}/fork", body, accepted=(200, 201))
 
     async def events(
         self, session: str, *, after: str | None = None, follow: bool = False

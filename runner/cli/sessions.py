@@ -8,14 +8,16 @@ import typer
 
 from runner.cli.terminal import AsJson, StateDir, plain, print_json, print_table, run, say
 
-app = typer.Typer(help="List, show, stop and kill sessions.", invoke_without_command=True, no_args_is_help=False)
+app = typer.Typer(
+    help="List, show, export, fork, stop and kill sessions.", invoke_without_command=True, no_args_is_help=False
+)
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.")]
 
 
 @app.callback(invoke_without_command=True)
 def sessions(context: typer.Context, as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """List, show, stop and kill sessions; without a command: list."""
+    """List, show, export, fork, stop and kill sessions; without a command: list."""
     if context.invoked_subcommand is None:
         _list(as_json, state_dir, None)
 
@@ -62,6 +64,45 @@ def show_session(session: SessionId, as_json: AsJson = False, state_dir: StateDi
         print_json(view)
     else:
         print_members(view)
+
+
+@app.command("export")
+def export_session(session: SessionId, state_dir: StateDir = None) -> None:
+    """Everything durable of a session as JSON lines: the session, its records, the end."""
+    if not run(_export(state_dir, session)):
+        say("the history is not complete; the last line says why")
+
+
+async def _export(state_dir: Any, session: str) -> bool:
+    """Print it as it comes; whether it is complete."""
+    from runner.cli.locate import require
+    from runner.wire.codec import to_json
+
+    complete = False
+    async with require(state_dir).client() as client:
+        async for line in client.export(session):
+            typer.echo(to_json(line).decode())
+            complete = bool(line.get("complete"))
+    return complete
+
+
+@app.command("fork")
+def fork_session(
+    session: SessionId,
+    after: Annotated[str, typer.Argument(metavar="CURSOR", help="The last cursor that goes over, such as 3.17.")],
+    to: Annotated[str | None, typer.Option(help="Id of the new session.")] = None,
+    allow_incomplete: Annotated[bool, typer.Option(help="Also when a part of the history is missing.")] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """A new session with the history up to a cursor."""
+    work = _ask(state_dir, "fork", session, after, session_id=to, allow_incomplete=allow_incomplete or None)
+    made = run(work, as_json=as_json)
+    if as_json:
+        print_json(made)
+    else:
+        typer.echo(plain(str(made["session_id"])))
+        say(f"workspace: {made['workspace']}")
 
 
 @app.command("stop")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from runner.rules.fork import FORKED
 from runner.terms import EventType, Outcome
 
 READ: Final = frozenset(
@@ -69,7 +70,7 @@ class _Turn:
             case EventType.ERROR:
                 self.error = f"{data.get('code')}: {data.get('message')}"
             case EventType.DONE:
-                self.outcome = str(data.get("outcome"))
+                self.outcome = None if data.get("reason") == FORKED else str(data.get("outcome"))
 
     def _tool(self, data: Mapping[str, Any]) -> None:
         tool_call_id = str(data.get("tool_call_id"))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,9 +15,10 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.sandbox.census import MARKER, kill_all, marker
+from runner.sandbox.copying import COPY_SECONDS, Budget, TooMuch, copy_tree
 from runner.sandbox.init_process import spawn_init
 from runner.sandbox.local_sandbox import LocalSandbox
-from runner.sandbox.port import Paths, SandboxSpec
+from runner.sandbox.port import Copied, Paths, SandboxSpec
 from runner.sandbox.workspace import check_files, open_directory, remove_tree, write_given, write_private
 from runner.tasks import shielded
 
@@ -143,6 +145,20 @@ class LocalProvider:
         except TimeoutError:
             log.warning("the disk did not tell the home of session %s in time", session_id)
             return None
+
+    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+        """See ``port.Provider.copy_workspace``: at most 1 GiB, 100,000 entries, one minute."""
+        for name in (session_id, to):
+            self.paths(project, name, None)
+        source, target = (("workspaces", project, name) for name in (session_id, to))
+        work = asyncio.to_thread(copy_tree, self._state_dir, source, target, Budget(time.monotonic() + COPY_SECONDS))
+        try:
+            found = await shielded(work, 2 * COPY_SECONDS)
+        except (TooMuch, TimeoutError):
+            return "too_large"
+        except OSError as error:
+            raise RunnerError("internal", f"The workspace of {session_id} was not copied: {error}.") from error
+        return "copied" if found else "none"
 
     async def remove(self, project: str, session_id: str) -> None:
         """See ``port.Provider.remove``.

@@ -12,7 +12,7 @@ from runner.acp.memory import MemoryAgent, MemoryTransport
 from runner.acp.transport import ExitInfo
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.sandbox.port import OUTPUT_BYTES, Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.port import OUTPUT_BYTES, Copied, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.sandbox.workspace import check_files
 from runner.tasks import Tasks
 
@@ -311,6 +311,10 @@ class MemoryProvider:
     async def home_identity(self, project: str, session_id: str) -> str | None:
         """See ``port.Provider.home_identity``."""
         return self._homes.get((project, session_id))
+
+    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+        """See ``port.Provider.copy_workspace``: there are no files, only sessions that had a sandbox."""
+        return "copied" if (project, session_id) in self._homes else "none"
 
     async def remove(self, project: str, session_id: str) -> None:
         """See ``port.Provider.remove``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from runner.acp.transport import Transport
 
@@ -48,6 +48,9 @@ class Reaped:
     killed: int
     survivors: tuple[int, ...] = ()
 
+
+Copied = Literal["copied", "none", "too_large"]
+"""What became of the copy of a workspace."""
 
 OUTPUT_BYTES: Final = 1024 * 1024
 """How much of a command's output is heard."""
@@ -179,6 +182,16 @@ class Provider(Protocol):
         """What tells the session's private home from any other one, wherever it lies; None while there is none.
 
         An agent session that was kept in a home can only be loaded from that home (case M6).
+        """
+        ...
+
+    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+        """Copy a session's own workspace, as it is now, into that of session ``to``, where that has none yet.
+
+        ``none``: there is nothing to copy. ``too_large``: there is more than a copy may have; nothing was copied.
+
+        Raises:
+            RunnerError: ``internal`` when the disk refuses; nothing was copied.
         """
         ...
 

@@ -93,6 +93,10 @@ def _answer(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
         _schema(views.Line, schemas)
         text = {"schema": {"type": "string", "description": "Lines of `Line`."}}
         content.update({_NDJSON: text, _SSE: text})
+    if answer.lines is not None:
+        (name,) = _schema(answer.lines, schemas).values()
+        description = f"Lines of `{name.rpartition('/')[2]}`."
+        content[_NDJSON] = {"schema": {"type": "string", "description": description}}
     if answer.json:
         content["application/json"] = {"schema": _schema(answer.shape, schemas)}
     return {"description": answer.text, "content": content}

@@ -9,9 +9,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from runner.rules.feed import POSITION_TEXT
-from runner.server import events, interactions, ops, prompts, quarantine, sessions, turns
+from runner.server import events, histories, interactions, ops, prompts, quarantine, sessions, turns
 from runner.wire import views
-from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
+from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN: Final = "open"
@@ -37,12 +37,16 @@ PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer: its shape, and whether it also comes as a stream of ``views.Line``."""
+    """A successful answer: its shape, and whether it also comes as a stream of ``views.Line``.
+
+    ``lines``: what each line is of an answer that comes as JSON lines only.
+    """
 
     text: str
-    shape: Any
+    shape: Any = None
     stream: bool = False
     json: bool = True
+    lines: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,30 @@ ROUTES: Final[tuple[Route, ...]] = (
         {200: Answer("Records.", views.RecordList)},
         (404, 410, 503),
         query={"after": _CURSOR, "limit": _LIMIT},
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/export",
+        histories.get_export,
+        "read",
+        "exportSession",
+        "Everything durable of the session as JSON lines: session, records, end.",
+        {200: Answer("Without a last line of kind end it broke off.", json=False, lines=views.ExportLine)},
+        (404, 410, 503),
+    ),
+    Route(
+        "POST",
+        f"{_SESSION}/fork",
+        histories.post_fork,
+        "dispatch",
+        "forkSession",
+        "A new session with the history up to a cursor.",
+        {
+            200: Answer("It was made before, by the same request.", views.Forked),
+            201: Answer("It was made.", views.Forked),
+        },
+        (404, 410, 413, 503),
+        body=ForkRequest,
     ),
     Route(
         "POST",

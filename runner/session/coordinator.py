@@ -17,7 +17,9 @@ from runner.session.commands import Commands
 from runner.session.deletion import delete_session
 from runner.session.dispatching import Dispatching
 from runner.session.expiry import Expiry
+from runner.session.export import Export
 from runner.session.feed import Feeds
+from runner.session.fork import fork
 from runner.session.history import HistoryReader, cursor_of, record_view
 from runner.session.ownerless import Ownerless
 from runner.session.paused import PausedChains
@@ -29,7 +31,7 @@ from runner.session.session import Session
 from runner.session.shown import WATCH, Shown
 from runner.terms import StopReason
 from runner.turn.live import LiveSeat
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 log = logging.getLogger("runner.session")
 ABORT_SECONDS: Final = 0.5
@@ -216,6 +218,19 @@ class Coordinator:
         rows = await self._services.store.records(session.project, session.session_id, cursor, limit + 1)
         items = [record_view(row) for row in rows[:limit]]
         return {"items": items, "next_cursor": items[-1]["cursor"] if len(rows) > limit else None}
+
+    async def export(self, caller: Caller, session_id: str) -> Reader:
+        """See ``session.port.Sessions.export``."""
+        session = await self._registry.existing(self._key(caller, session_id))
+        clock = self._services.clock
+        view = views.live_view(session, self._services.pool, clock.monotonic(), clock.now_ms())
+        export = Export(self._services, session, view)
+        await export.begin()
+        return export
+
+    async def fork(self, caller: Caller, session_id: str, request: ForkRequest) -> Reply:
+        """See ``session.port.Sessions.fork``."""
+        return await fork(self._services, await self._registry.existing(self._key(caller, session_id)), request)
 
     async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> Reader:
         """See ``session.port.Sessions.follow``."""

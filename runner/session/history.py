@@ -41,13 +41,18 @@ def cursor_of(text: str | None) -> Cursor | None:
 
 def record_view(row: RecordRow) -> dict[str, Any]:
     """The record of DESIGN 4.1."""
+    return {**record_head(row), "data": orjson.loads(row.data)}
+
+
+def record_head(row: RecordRow) -> dict[str, Any]:
+    """The record without its data."""
     return {
         "record_id": row.record_id,
         "session_id": row.session_id,
         "turn_id": row.turn_id,
+        "prompt_id": row.prompt_id,
         "cursor": format_cursor(row.epoch, row.n),
         "type": row.type,
-        "data": orjson.loads(row.data),
         "at": rfc3339(row.at),
     }
 
@@ -70,9 +75,9 @@ async def pages(store: Store, key: Key, after: Cursor | None) -> AsyncIterator[l
 
 
 async def prompt_events(store: Store, session: Session, prompt_id: str) -> list[bytes]:
-    """Event lines of an ended prompt, page by page."""
-    parts: list[bytes] = []
-    async for rows in pages(store, session.key, None):
+    """Event lines of an ended prompt, page by page; a fork's own one, whatever its source called the same."""
+    origin, parts = session.agent_state.get("fork"), list[bytes]()
+    async for rows in pages(store, session.key, parse_cursor(origin["head"]) if origin else None):
         lines = [as_event(row) for row in rows if row.prompt_id == prompt_id]
         if lines:
             parts.append(b"".join(lines))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runner.errors import RunnerError
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,22 @@ class Sessions(Protocol):
 
     async def records(self, caller: Caller, session_id: str, after: str | None, limit: int) -> dict[str, Any]:
         """``{"items": [records], "next_cursor"}``."""
+        ...
+
+    async def export(self, caller: Caller, session_id: str) -> Reader:
+        """Everything durable as JSON lines: ``session``, each ``record``, ``end``.
+
+        Its ``next`` also raises ``RunnerError``: the store failed, or the session was deleted meanwhile.
+        """
+        ...
+
+    async def fork(self, caller: Caller, session_id: str, request: ForkRequest) -> Reply:
+        """A new session with the history up to a cursor: 201, or 200 for one that this request made before.
+
+        Raises:
+            RunnerError: ``invalid_request``: the cursor is above the head, the history is not whole, or the new id is
+                taken; ``too_large``.
+        """
         ...
 
     async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> Reader:

@@ -8,41 +8,77 @@ from typing import Final
 import orjson
 
 from runner.errors import RunnerError
+from runner.rules.history import Cursor, Missing, Wholeness
 from runner.rules.transcript import LIMIT_BYTES, READ, preface, turns
 from runner.session.history import pages
 from runner.session.session import Session
 from runner.store.port import RecordRow, Store
+from runner.terms import EventType
 
 log = logging.getLogger("runner.session")
 EPOCHS: Final = 8
+MARKS: Final = (EventType.TURN_ADMITTED, EventType.DONE)
 
 
 async def rebuilt(store: Store, session: Session, but: str) -> str | None:
     """The text block that tells a new agent of the session, turn ``but`` left out; None when there is nothing to tell.
 
-    A store that cannot be used costs the memory, not the turn: the text then says that something is missing.
+    A store that cannot be used costs the memory, not the turn: the text then says that something is missing. So it
+    does where records are known to be missing, or left out because of their age.
     """
-    told: list[str] = []
+    told = _Told(store, session, but)
     upper, width, missing = session.head.epoch + 1, EPOCHS, False
     try:
         await session.outbox.flush()
+        await store.caught_up(*session.key)
         # From the newest epochs backwards: a long session is not read to its begin.
-        while upper > 1 and sum(map(len, told)) < LIMIT_BYTES:
+        while upper > 1 and sum(map(len, told.texts)) < LIMIT_BYTES:
             lower = max(1, upper - width)
-            told = await _told(store, session, lower, upper, but) + told
+            await told.read(lower, upper)
             upper, width = lower, 2 * width
+        lacks = told.lacks(upper, await store.pruned_to(*session.key))
     except RunnerError as error:
         log.warning("session %s is told incompletely: %s", session.session_id, error)
-        missing = True
-    if not (told or missing):
+        lacks, missing = [], True
+    missing = missing or Missing.RECORDS in lacks or Missing.ENDING in lacks
+    left_out = Missing.BEGIN in lacks
+    if not (told.texts or missing or left_out):
         return None
-    return preface(told, left_out=upper > 1 and not missing, missing=missing)
+    return preface(told.texts, left_out=left_out, missing=missing)
 
 
-async def _told(store: Store, session: Session, lower: int, upper: int, but: str) -> list[str]:
-    found: list[RecordRow] = []
-    async for rows in pages(store, session.key, (lower, 0)):
-        found += [row for row in rows if row.epoch < upper and row.type in READ and row.turn_id not in (but, None)]
-        if rows[-1].epoch >= upper:
-            break
-    return turns((row.turn_id, row.type, orjson.loads(row.data)) for row in found)
+class _Told:
+    """What was read so far, from the end backwards."""
+
+    def __init__(self, store: Store, session: Session, but: str) -> None:
+        self._store = store
+        self._session = session
+        self._but = but
+        self.texts: list[str] = []
+        self._marks: list[tuple[int, int, str | None, str]] = []
+
+    async def read(self, lower: int, upper: int) -> None:
+        """The epochs from ``lower`` to below ``upper``."""
+        found: list[RecordRow] = []
+        marks: list[tuple[int, int, str | None, str]] = []
+        async for rows in pages(self._store, self._session.key, (lower, 0)):
+            for row in rows:
+                if row.epoch >= upper:
+                    break
+                if row.type in MARKS or not marks or marks[-1][0] != row.epoch:
+                    marks.append((row.epoch, row.n, row.turn_id, row.type))
+                if row.type in READ and row.turn_id not in (self._but, None):
+                    found.append(row)
+            if rows[-1].epoch >= upper:
+                break
+        self._marks = marks + self._marks
+        self.texts = turns((row.turn_id, row.type, orjson.loads(row.data)) for row in found) + self.texts
+
+    def lacks(self, lower: int, pruned_to: Cursor | None) -> list[Missing]:
+        """What is missing of all epochs from ``lower`` on, and of what is before them."""
+        origin = self._session.agent_state.get("fork")
+        cut = (lower - 1, 0) if lower > 1 or (isinstance(origin, dict) and not origin["complete"]) else None
+        seen = Wholeness(pruned_to or cut)
+        for mark in self._marks:
+            seen.see(*mark)
+        return seen.missing([self._but])

@@ -36,6 +36,7 @@ __all__ = [
     "AnswerRequest",
     "CancelRequest",
     "DispatchRequest",
+    "ForkRequest",
     "Part",
     "SecretRef",
     "ShellRequest",
@@ -43,6 +44,7 @@ __all__ = [
     "parse_answer",
     "parse_cancel",
     "parse_dispatch",
+    "parse_fork",
     "parse_shell",
     "refusal",
 ]
@@ -201,6 +203,14 @@ class ShellRequest(Part):
     timeout_seconds: Annotated[float, Field(gt=0, le=MAX_SHELL_SECONDS, allow_inf_nan=False)] = SHELL_SECONDS
 
 
+class ForkRequest(Part):
+    """The body of ``POST …/fork``: the history up to ``after``, inclusive, into ``session_id`` or a new id."""
+
+    after: Annotated[str, Field(max_length=40, pattern=r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$")]
+    session_id: Id | None = None
+    allow_incomplete: bool = False
+
+
 class AnswerRequest(Part):
     """The body of ``POST …/answer``: exactly one of ``option_id``, ``decision`` and, of an elicitation, ``action``."""
 
@@ -246,6 +256,11 @@ def parse_cancel(body: bytes) -> CancelRequest:
 def parse_answer(body: bytes) -> AnswerRequest:
     """Read and check an answer body. Raises as ``parse_dispatch``."""
     return parse(AnswerRequest.model_validate, body)
+
+
+def parse_fork(body: bytes) -> ForkRequest:
+    """Read and check a fork body. Raises as ``parse_dispatch``."""
+    return parse(ForkRequest.model_validate, body)
 
 
 def parse_shell(body: bytes) -> ShellRequest:

@@ -211,10 +211,53 @@ class Record(TypedDict):
     record_id: str
     session_id: str
     turn_id: str | None
+    prompt_id: NotRequired[str | None]
     cursor: str
     type: str
     data: dict[str, Any]
     at: str
+
+
+@with_config(_OPEN)
+class ExportLine(TypedDict):
+    """A line of an export: the session, a record (its members are beside ``kind``), a ping, or the end.
+
+    ``records`` counts them, ``head`` is the cursor up to which they were read, and ``missing`` says why ``complete`` is
+    false.
+    """
+
+    kind: Literal["session", "record", "ping", "end"]
+    session: NotRequired[SessionView]
+    record_id: NotRequired[str]
+    session_id: NotRequired[str]
+    turn_id: NotRequired[str | None]
+    prompt_id: NotRequired[str | None]
+    cursor: NotRequired[str]
+    type: NotRequired[str]
+    data: NotRequired[dict[str, Any]]
+    at: NotRequired[str]
+    records: NotRequired[int]
+    head: NotRequired[str]
+    running_turn: NotRequired[str | None]
+    complete: NotRequired[bool]
+    missing: NotRequired[list[Literal["begin", "records", "ending"]]]
+
+
+@with_config(_OPEN)
+class Forked(TypedDict):
+    """A new session that has another one's history up to a cursor.
+
+    ``workspace``: ``copied``; ``shared`` when it is a directory of the host; ``empty``, and why in ``reason``.
+    """
+
+    session_id: str
+    forked_from: str
+    after: str
+    head: str
+    records: int
+    complete: bool
+    workspace: Literal["copied", "shared", "empty"]
+    reason: NotRequired[str]
 
 
 class SetAside(Record):

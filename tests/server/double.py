@@ -10,7 +10,7 @@ from runner.errors import RunnerError, turn_in_use
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken
 from runner.session.port import Caller, ReaderCut, ReaderEnded, Reply
 from runner.wire.codec import event_line, to_json
-from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
+from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 TOKENS = [
     AccessToken("all", "default", ALL_BUT_RUNNER),
@@ -124,6 +124,12 @@ def finished_handle(*lines: bytes, **fields: Any) -> FakeHandle:
     return handle
 
 
+EXPORTED = (
+    b'{"kind":"session","session":{"session_id":"s1"}}\n{"kind":"record","cursor":"1.1"}\n',
+    b'{"kind":"end","records":1,"complete":true}\n',
+)
+
+
 class FakeSessions:
     """Knows session ``s1`` of project ``default``; records every call as ``(name, project, session, argument)``."""
 
@@ -133,6 +139,7 @@ class FakeSessions:
         self.is_ready = True
         self.handles: list[FakeHandle] = []
         self.next_handle: Callable[[], FakeHandle] = finished_handle
+        self.export_reader: Callable[[], FakeReader] = lambda: FakeReader().feed(*EXPORTED).end()
         self.follow_reader: Callable[[], FakeReader] = lambda: FakeReader().end()
         self.error: RunnerError | Exception | None = None
         self.gate: asyncio.Event | None = None
@@ -224,6 +231,17 @@ class FakeSessions:
         await self._called("records", caller, session_id, (after, limit))
         item = {"record_id": "rec_1", "session_id": session_id, "turn_id": "t1", "cursor": "1.1", "type": "message"}
         return {"items": [{**item, "data": {"text": "hello"}, "at": AT}], "next_cursor": None}
+
+    async def export(self, caller: Caller, session_id: str) -> FakeReader:
+        await self._called("export", caller, session_id)
+        self.reader = self.export_reader()
+        return self.reader
+
+    async def fork(self, caller: Caller, session_id: str, request: ForkRequest) -> Reply:
+        await self._called("fork", caller, session_id, request)
+        made: dict[str, Any] = {"session_id": request.session_id or "s2", "forked_from": session_id, "records": 2}
+        made |= {"after": request.after, "head": "1.4", "complete": True, "workspace": "empty", "reason": "none"}
+        return self.replies.get("fork", Reply(201, made))
 
     async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> FakeReader:
         await self._called("follow", caller, session_id, (after, follow))

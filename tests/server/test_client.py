@@ -79,6 +79,9 @@ async def test_every_other_call(api: Client, sessions: FakeSessions) -> None:
     assert (await api.sessions(limit=3))["items"] == [view("s1")]
     assert await api.session("s1") == view("s1")
     assert (await api.records("s1", after="1.1", limit=2))["items"][0]["record_id"] == "rec_1"
+    assert [item["kind"] async for item in api.export("s1")] == ["session", "record", "end"]
+    made = await api.fork("s1", "1.2", session_id="mine", allow_incomplete=True)
+    assert (made["session_id"], made["forked_from"], made["after"]) == ("mine", "s1", "1.2")
     sessions.questions = [question()]
     assert (await api.interactions(status="pending"))["items"] == [question()]
     assert (await api.interactions("s1"))["items"] == [question()]

@@ -60,6 +60,7 @@ async def test_what_belongs_to_a_session_goes_to_its_owner(two: Neighbours) -> N
         ("GET", S1, {}),
         ("GET", f"{S1}/records?after=1.2&limit=7", {}),
         ("GET", f"{S1}/events?after=1.1", {}),
+        ("GET", f"{S1}/export", {}),
         ("GET", f"{S1}/interactions?status=pending", {}),
         ("POST", f"{S1}/interactions/i1/answer", {"json": {"decision": "allow"}}),
         ("POST", TURNS, {"json": PROMPT, "headers": JSON}),
@@ -68,7 +69,7 @@ async def test_what_belongs_to_a_session_goes_to_its_owner(two: Neighbours) -> N
     for method, path, more in asked:
         assert (await ask(two, method, path, **more))[0] == 200, path
     names = [call[0] for call in two.sessions["b"].calls]
-    assert names == ["view", "records", "follow", "interactions", "answer", "dispatch", "delete"]
+    assert names == ["view", "records", "follow", "export", "interactions", "answer", "dispatch", "delete"]
     assert two.sessions["b"].calls[1][3] == ("1.2", 7)
     assert two.sessions["a"].calls == []
 

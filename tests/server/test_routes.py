@@ -175,7 +175,7 @@ async def test_the_quarantine(http: ClientSession, sessions: FakeSessions) -> No
     assert sessions.calls == [("quarantine", "default", None, (5, "3"))]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/sessions/s1/fork", "/v2/sessions", "/v1/sessions/s1/turns/"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/sessions/s1/spoon", "/v2/sessions", "/v1/sessions/s1/turns/"])
 async def test_an_unknown_route_is_a_problem(http: ClientSession, path: str) -> None:
     async with http.post(path) as answer:
         assert (answer.status, answer.headers["Content-Type"]) == (404, "application/problem+json")

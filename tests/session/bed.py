@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.live import LiveBus
 from runner.leases.port import ReplicaInfo
-from runner.sandbox.port import Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.port import Copied, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 from tests.session.fake_agent import FakeAgent
@@ -124,6 +124,7 @@ class FakeProvider:
     alive: set[str] = field(default_factory=set)
     started: asyncio.Condition = field(default_factory=asyncio.Condition)
     removed: list[tuple[str, str]] = field(default_factory=list)
+    copied: list[tuple[str, str]] = field(default_factory=list)
     home: str | None = "home-1"
 
     def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
@@ -144,6 +145,10 @@ class FakeProvider:
 
     async def home_identity(self, project: str, session_id: str) -> str | None:
         return self.home
+
+    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+        self.copied.append((session_id, to))
+        return "copied"
 
     async def remove(self, project: str, session_id: str) -> None:
         self.removed.append((project, session_id))

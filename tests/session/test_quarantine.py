@@ -24,6 +24,7 @@ async def test_the_quarantine_comes_in_pages(bed: Bed):
         "record_id": rows[0].record_id,
         "session_id": "s",
         "turn_id": "t1",
+        "prompt_id": "p1",
         "cursor": "1.0",
         "type": "message",
         "data": {"text": "hello"},

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from runner.rules.transcript import LEFT_OUT, MISSING
+from runner.store.port import RecordKey
 from tests.session.bed import Bed
 from tests.session.resuming import first_turn, lose_seat, next_turn, prompt_texts
 
@@ -56,3 +58,40 @@ async def test_records_that_cannot_be_read_are_told_to_be_missing(bed: Bed) -> N
     agent.say("ok")
     agent.answer(frame)
     assert (await handle.result())["ok"]
+
+
+async def test_what_retention_deleted_is_told_to_be_left_out(bed: Bed) -> None:
+    await first_turn(bed)
+    handle = await bed.dispatch(prompt="second question", keep_on_disconnect=True)
+    await (await bed.agent()).finish(2, "second answer")
+    await handle.result()
+    await lose_seat(bed)
+    rows = await bed.store.records("p", "s", None, 1000)
+    await bed.store.delete_records([RecordKey(row.project, row.record_id) for row in rows if row.epoch == 1])
+    _, agent = await next_turn(bed)
+    told = prompt_texts(agent)[0]
+    assert LEFT_OUT in told
+    assert MISSING not in told
+    assert "second question" in told
+    assert "the first question" not in told
+
+
+@pytest.mark.parametrize("gone", ["turn_admitted", "done"])
+async def test_records_that_are_gone_from_the_middle_are_told_to_be_missing(bed: Bed, gone: str) -> None:
+    await first_turn(bed)
+    await lose_seat(bed)
+    name = next(name for name, row in bed.store._records.items() if gone in row)
+    del bed.store._records[name]
+    _, agent = await next_turn(bed)
+    told = prompt_texts(agent)[0]
+    assert MISSING in told
+    assert "the first answer" in told
+
+
+async def test_what_another_replica_handed_over_is_waited_for(bed: Bed) -> None:
+    await first_turn(bed)
+    await lose_seat(bed)
+    before = bed.store.called["caught_up"]
+    _, agent = await next_turn(bed)
+    assert bed.store.called["caught_up"] > before
+    assert MISSING not in prompt_texts(agent)[0]

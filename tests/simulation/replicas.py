@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
-from runner.sandbox.port import Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.port import Copied, Gone, Paths, Ran, Reaped, SandboxSpec
 from tests.session.bed import CountingIds
 from tests.simulation.agents import SimAgent
 from tests.simulation.chance import Chance
@@ -145,6 +145,10 @@ class SimProvider:
         """Homes lie on a disk: all replicas share it where they share a machine."""
         await self._chance.wait(0.0)
         return "home" if self._node.world.same_host else f"home-{self._node.name}"
+
+    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+        await self._chance.wait(0.0)
+        return "none"
 
     async def remove(self, project: str, session_id: str) -> None:
         await self._chance.wait(0.0)

@@ -1,0 +1,66 @@
+"""Whether a history that is read is whole (DESIGN 3.9): what is known to be missing is never passed over in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from runner.terms import EventType
+
+Cursor = tuple[int, int]
+NOTHING: Final = (0, 0)
+
+
+class Missing(StrEnum):
+    """What a history lacks."""
+
+    BEGIN = "begin"
+    """Its oldest part: retention deleted it."""
+    RECORDS = "records"
+    """The first records of an epoch: each epoch's history begins with a record."""
+    ENDING = "ending"
+    """A turn's ending, or its begin."""
+
+
+@dataclass(slots=True)
+class Wholeness:
+    """Sees a session's records in cursor order, from its first one, and says what is missing.
+
+    Frames have cursors too, so a number without a record says nothing by itself.
+
+    Attributes:
+        pruned_to: the newest cursor that retention deleted; None: nothing.
+        newest: the last record's cursor.
+        going: turns that were admitted and have no ending so far, oldest first.
+    """
+
+    pruned_to: Cursor | None = None
+    newest: Cursor = NOTHING
+    going: dict[str, None] = field(default_factory=dict)
+    _missing: set[Missing] = field(default_factory=set)
+
+    def see(self, epoch: int, n: int, turn_id: str | None, kind: str) -> None:
+        """Take the next record."""
+        first, cut = self.newest == NOTHING, self.pruned_to is not None
+        if epoch != self.newest[0] and n != 1 and not (first and cut):
+            self._missing.add(Missing.BEGIN if first else Missing.RECORDS)
+        self.newest = (epoch, n)
+        if turn_id is None:
+            return
+        if kind == EventType.TURN_ADMITTED:
+            self.going[turn_id] = None
+        elif kind == EventType.DONE:
+            if turn_id not in self.going and not cut:
+                self._missing.add(Missing.ENDING)
+            self.going.pop(turn_id, None)
+
+    def missing(self, running: Collection[str | None] = ()) -> list[Missing]:
+        """What is missing, sorted; ``running``: turns that need no ending yet."""
+        found = set(self._missing)
+        if self.pruned_to is not None:
+            found.add(Missing.BEGIN)
+        if any(turn_id not in running for turn_id in self.going):
+            found.add(Missing.ENDING)
+        return sorted(found)
