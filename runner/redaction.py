@@ -11,6 +11,14 @@ MASK: Final = "[secret]"
 _SHORTEST: Final = 6
 
 
+def without_password(url: str) -> str:
+    """A URL for people: its user, password and options are left out."""
+    scheme, mark, rest = url.partition("://")
+    if not mark or rest.startswith("/"):
+        return url
+    return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
 class Redactor:
     """Replaces each known secret value by ``[secret]``.
 

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ OPTIONS = {
     "shared_buffers": "32MB",
     "jit": "off",
 }
+
+
+# The server is told of the end of the thread that started it: that thread is there as long as the test run.
+_SPAWNER = ThreadPoolExecutor(1)
 
 
 class PostgresServer:
@@ -158,7 +163,7 @@ class PostgresServer:
         command = [*guard, self._program("postgres"), "-D", str(self._data), *words]
         with (self._directory / "log").open("ab") as log:
             inside: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **self._as_nobody()}
-            return subprocess.Popen(command, start_new_session=True, **inside)
+            return _SPAWNER.submit(lambda: subprocess.Popen(command, start_new_session=True, **inside)).result()
 
     def _answers(self, port: int) -> bool:
         command = [self._program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]

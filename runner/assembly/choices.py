@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from runner.clock import Clock
@@ -21,6 +23,7 @@ from runner.store.stream.port import RecordStream
 
 log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
+POSTGRESQL: Final = ("postgresql://", "postgres://")
 SPOOL: Final = "spool.sqlite3"
 STORE_FILE: Final = "store.sqlite3"
 
@@ -28,6 +31,11 @@ STORE_FILE: Final = "store.sqlite3"
 def is_http(settings: Settings) -> bool:
     """Whether leases are an ``acp-runner plane``'s: then so is the store."""
     return settings.leases.url.startswith("http")
+
+
+def is_postgresql(settings: Settings) -> bool:
+    """Whether the store is a PostgreSQL."""
+    return settings.store.url.startswith(POSTGRESQL)
 
 
 def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool) -> LeasePlane:
@@ -85,13 +93,45 @@ class Spooling:
     on_rejected: Callable[[str, str, str], None]
 
 
-async def open_database(settings: Settings) -> Store:
+async def open_database(settings: Settings, known_id: str = "") -> Store:
     """The shared store of ``[store] url`` itself: nothing waits before it.
+
+    ``known_id``: the store's id of an earlier start; with it an unreachable server is no obstacle.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
+    if is_postgresql(settings):
+        store: Store = await _postgres().PostgresStore.open(settings.store.url, known_id=known_id)
+        return store
     return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+
+
+async def look_at_database(settings: Settings) -> str:
+    """What is found at a PostgreSQL's URL, for people; nothing is written there.
+
+    Raises:
+        RunnerError: ``store_unavailable``, ``invalid_request``.
+    """
+    version, where = await _postgres().look(settings.store.url)
+    return f"{where} is reached" + (
+        f", schema version {version}" if version else ", it is empty: serve makes the schema"
+    )
+
+
+def _postgres() -> ModuleType:
+    """The module of the store in PostgreSQL.
+
+    Raises:
+        RunnerError: ``invalid_request``: the package that it needs is missing.
+    """
+    try:
+        return import_module("runner.store.postgres.store")
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        text = "[store] url names a PostgreSQL, which needs the package asyncpg: pip install 'acp-runner[postgres]'"
+        raise RunnerError("invalid_request", text, field="store.url") from None
 
 
 def open_stream(settings: Settings) -> RecordStream:
@@ -125,24 +165,34 @@ async def open_store(
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
-    if settings.store.url:
+    if settings.store.url and not is_postgresql(settings):
         return piped(settings, await open_database(settings), gateway=gateway)
-    if not is_http(settings):
+    if not settings.store.url and not is_http(settings):
         return await SqliteStore.open(state_dir / STORE_FILE, upgrade=True)
-    from runner.store.http import HttpStore
     from runner.store.spool import SpooledStore
 
     spool = state_dir / SPOOL
-    known_id = await SpooledStore.known_id(spool)
-    remote = await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
-    return await SpooledStore.open(
-        remote,
-        spool,
-        clock,
-        may_spool=spooling.may_spool,
-        granted=spooling.granted,
-        on_rejected=spooling.on_rejected,
-    )
+    remote = await _open_remote(settings, await SpooledStore.known_id(spool), gateway=gateway)
+    try:
+        return await SpooledStore.open(
+            remote,
+            spool,
+            clock,
+            may_spool=spooling.may_spool,
+            granted=spooling.granted,
+            on_rejected=spooling.on_rejected,
+        )
+    except BaseException:
+        await remote.close()
+        raise
+
+
+async def _open_remote(settings: Settings, known_id: str, *, gateway: bool) -> Store:
+    if settings.store.url:
+        return piped(settings, await open_database(settings, known_id), gateway=gateway)
+    from runner.store.http import HttpStore
+
+    return await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
 
 
 async def hand_in_spool(dead: ReplicaInfo, store: Store, clock: Clock) -> None:

@@ -82,6 +82,7 @@ def examine(settings: Settings, directory: Path) -> list[Finding]:
         _writable(directory),
         _server(directory),
         _npm(),
+        *_store(settings),
     ]
     return findings + _harnesses(settings, directory)
 
@@ -101,6 +102,22 @@ def _server(directory: Path) -> Finding:
     place = find(directory, {})
     detail = f"running at {place.url}" if place else "not running"
     return Finding("server", place is not None, detail, None if place else "acp-runner serve", needed=False)
+
+
+def _store(settings: Settings) -> list[Finding]:
+    """A database of others has to be there; its own file the runner makes itself."""
+    import asyncio
+
+    from runner.assembly.choices import is_postgresql, look_at_database
+    from runner.errors import RunnerError
+
+    if not is_postgresql(settings):
+        return []
+
+    try:
+        return [Finding("store", True, asyncio.run(look_at_database(settings)))]
+    except RunnerError as error:
+        return [Finding("store", False, error.message)]
 
 
 def _npm() -> Finding:

@@ -20,11 +20,12 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from runner.ids import valid_id
-from runner.redaction import MASK
+from runner.redaction import MASK, without_password
 from runner.resources import state_dir as state_dir
 
 SCOPES: Final = ("dispatch", "read", "operate", "runner")
 MIB: Final = 1024 * 1024
+POSTGRESQL: Final = ("postgresql://", "postgres://")
 
 
 def _id(text: str) -> str:
@@ -40,10 +41,21 @@ def _plane_url(text: str) -> str:
 
 
 def _store_url(text: str) -> str:
-    if text.startswith("postgres"):
-        raise ValueError("this value is not available in this version")
+    if text.startswith(POSTGRESQL):
+        return _database_url(text)
     if text and not (text.startswith("sqlite:////") and len(text) > len("sqlite:////")):
-        raise ValueError("must be empty or sqlite:////absolute/path")
+        raise ValueError("must be empty, sqlite:////absolute/path or postgresql://user:password@host:port/database")
+    return text
+
+
+def _database_url(text: str) -> str:
+    """What a password leaves unescaped would be taken for a host, and shown."""
+    place, _, options = text.partition("://")[2].partition("?")
+    before, slash, database = place.rpartition("/")
+    if not (slash and database) or before.count("@") > 1 or any(letter in text for letter in "# \t\r\n"):
+        raise ValueError("must name a database; in user and password write @ / ? # and spaces as %40 %2F %3F %23 %20")
+    if "@" in database + options or "/" in before:
+        raise ValueError("in user and password write @ / ? # and spaces as %40 %2F %3F %23 %20")
     return text
 
 
@@ -195,7 +207,8 @@ class Leases(Section):
 class StoreSettings(Section):
     """``[store]``: an empty url is SQLite in the state directory, or the store of an HTTP plane.
 
-    ``sqlite:////absolute/path`` is one file that the runners of a machine share.
+    ``sqlite:////absolute/path`` is one file that the runners of a machine share, ``postgresql://…`` a database that
+    those of many machines do.
     """
 
     url: Annotated[str, AfterValidator(_store_url)] = ""
@@ -297,8 +310,12 @@ class Settings(BaseSettings):
         return self._state_dir
 
     def redacted(self) -> dict[str, Any]:
-        """JSON-ready settings for people: secret values, and literal values given to harnesses, are masked."""
+        """JSON-ready settings for people: secret values, literal values given to harnesses, passwords are masked."""
         shown = self.model_dump(mode="json")
+        for section in shown.values():
+            for name, value in section.items() if isinstance(section, dict) else ():
+                if isinstance(value, str) and "://" in value:
+                    section[name] = without_password(value)
         shown["secrets"] = dict.fromkeys(self.secrets, MASK)
         shown["daytona"]["api_key"] = MASK if self.daytona.api_key else None
         for token in shown["auth"]["tokens"]:

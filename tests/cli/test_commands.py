@@ -14,6 +14,7 @@ import pytest
 from runner.cli import locate, questions
 from runner.errors import RunnerError
 from tests.cli.conftest import Invoke, Served
+from tests.postgres_server import PostgresServer
 from tests.server.double import question
 
 
@@ -261,6 +262,35 @@ def test_doctor_is_redacted_and_names_what_helps(bare: Invoke, tmp_path: Path) -
     told = json.loads(bare("doctor", "--json").stdout)
     assert told["settings"]["server"]["port"] == 9999
     assert {"python", "state directory", "server", "harness demo"} <= {item["name"] for item in told["findings"]}
+
+
+def test_doctor_looks_at_the_database(
+    bare: Invoke, tmp_path: Path, postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says where it is, and never the password."""
+    (tmp_path / "acp-runner.toml").write_text(f'[store]\nurl = "{postgres_url}"\n')
+
+    def found() -> tuple[int, str]:
+        ran = bare("doctor", "--json")
+        assert postgres_url.split(":")[2].partition("@")[0] not in ran.output
+        (store,) = [item for item in json.loads(ran.stdout)["findings"] if item["name"] == "store"]
+        return ran.exit_code, store["detail"]
+
+    place = f"postgresql://127.0.0.1:{postgres_server.port}/"
+    code, said = found()
+    assert code == 0
+    assert said.startswith(place)
+    assert "it is empty" in said
+    postgres_server.sql("CREATE TABLE meta (other TEXT)", postgres_url.rpartition("/")[2])
+    assert found()[0] == 1
+    assert "another program" in found()[1]
+    postgres_server.kill()
+    code, said = found()
+    assert code == 1
+    assert "cannot be used" in said
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    monkeypatch.delitem(sys.modules, "runner.store.postgres.store", raising=False)
+    assert "pip install 'acp-runner[postgres]'" in found()[1]
 
 
 def test_doctor_proves_the_sandbox(bare: Invoke) -> None:

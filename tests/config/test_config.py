@@ -126,6 +126,7 @@ def test_unknown_names_in_the_file_refuse_by_dotted_name_and_file(tmp_path: Path
         ("[leases]\non_unreachable = 'maybe'\n", "leases.on_unreachable"),
         ("[leases]\nurl = 'ftp://127.0.0.1'\n", "leases.url"),
         ("[store]\nurl = 'sqlite:///relative'\n", "store.url"),
+        ("[store]\nurl = 'mysql://127.0.0.1/acp'\n", "store.url"),
         ("[harness.mine]\ncommand = []\n", "harness.mine.command"),
         ("[[auth.tokens]]\ntoken = ''\nproject = 'p'\nscopes = ['read']\n", "auth.tokens.0.token"),
         ("[[auth.tokens]]\ntoken = 'x'\nproject = '../p'\nscopes = ['read']\n", "auth.tokens.0.project"),
@@ -144,7 +145,6 @@ def test_bounds_are_named(tmp_path: Path, text: str, name: str):
         ("local.isolation", "landlock"),
         ("local.network", "none"),
         ("local.memory_bytes", "1000"),
-        ("store.url", "postgresql://127.0.0.1"),
         ("pool.spares", "1"),
     ],
 )
@@ -229,3 +229,41 @@ def test_the_same_token_twice_is_refused(tmp_path: Path):
     one = "[[auth.tokens]]\ntoken = 'x'\nproject = 'p'\nscopes = ['read']\n"
     error = refused(write(tmp_path, one + one), {})
     assert "twice" in error.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://acp:pa%40ss@db.example:5432/acp",
+        "postgres://acp@db.example/acp?sslmode=require",
+        "postgresql://acp:pass@[::1]:5432/acp",
+        "postgresql://acp:pass@db1.example:5432,db2.example:5432/acp?target_session_attrs=primary",
+        "postgresql:///acp?host=/run/postgresql",
+    ],
+)
+def test_a_database_is_named_and_its_password_is_not_shown(url: str):
+    settings = load_settings(None, {"ACP_RUNNER_STORE__URL": url, "ACP_RUNNER_LEASES__URL": "redis://:pass@r:6379/0"})
+    assert settings.store.url == url
+    shown = str(settings.redacted())
+    assert "pass" not in shown
+    assert "pa%40ss" not in shown
+    assert "db.example" in shown or "db.example" not in url
+    assert "redis://r:6379/0" in shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://127.0.0.1",
+        "postgresql://127.0.0.1/",
+        "postgresql://acp:s3c/ret@db/acp",
+        "postgresql://acp:s3c@ret@db/acp",
+        "postgresql://acp:s3c?ret@db/acp",
+        "postgresql://acp:s3c#ret@db/acp",
+        "postgresql://acp:s3c ret@db/acp",
+    ],
+)
+def test_a_database_whose_password_could_be_taken_for_a_host_is_refused(url: str):
+    error = refused(None, {"ACP_RUNNER_STORE__URL": url})
+    assert error.extra["field"] == "store.url"
+    assert "s3c" not in error.message

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 import asyncpg
 
 from runner.errors import RunnerError
+from runner.redaction import without_password
 from runner.store.sql.schema import SCHEMA_VERSION, creation, foreign, refusal
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ async def _migrate(
 
 def where_of(url: str) -> str:
     """A database's URL for people: without user, password and options."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return without_password(url)
 
 
 async def version_of(connection: asyncpg.Connection, where: str) -> int:

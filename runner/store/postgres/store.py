@@ -16,8 +16,9 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.store import rows
 from runner.store.postgres.faults import gave_way, is_lost, translated
-from runner.store.postgres.schema import APPLICATION_NAME, prepare, where_of
+from runner.store.postgres.schema import APPLICATION_NAME, prepare, version_of, where_of
 from runner.store.postgres.steps import TEXTS, Refused, perform
+from runner.store.sql.schema import SCHEMA_VERSION, refusal
 from runner.store.sql_store import Key, Row, SqlStore
 from runner.store.writes import Work
 
@@ -211,6 +212,29 @@ class PostgresStore(SqlStore):
         if isinstance(error, ValueError) and not attempt.connected:
             return RunnerError("invalid_request", "[store] url cannot be read.", field="store.url")
         return translated(error)
+
+
+async def look(url: str, seconds: float = CALL_SECONDS) -> tuple[int, str]:
+    """A database's schema version, 0 when it is empty, and where it is; nothing is written.
+
+    Raises:
+        RunnerError: ``store_unavailable``: unreachable, another program's, or another schema version.
+    """
+    where = where_of(url)
+    try:
+        async with asyncio.timeout(seconds):
+            connection = await asyncpg.connect(url, timeout=seconds)
+            try:
+                version = await version_of(connection, where)
+            finally:
+                connection.terminate()
+    except TimeoutError:
+        raise RunnerError("store_unavailable", f"{where} gave no answer within {seconds:g} s.") from None
+    except Exception as error:
+        raise translated(error) from error
+    if version not in (0, SCHEMA_VERSION):
+        raise refusal(where, version)
+    return version, where
 
 
 class _Attempt:
