@@ -138,15 +138,6 @@ class StoreBehind:
     async def delete_session_content(self, project: str, session_id: str) -> None:
         await self._remote.delete_session_content(project, session_id)
 
-    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
-        return await self._remote.feed(project, after, limit)
-
-    async def feed_span(self, project: str) -> Span:
-        return await self._remote.feed_span(project)
-
-    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
-        return await self._remote.trim_feed(project, before_ms, limit)
-
     async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
         return await self._remote.expired_records(project, before_ms, limit)
 
