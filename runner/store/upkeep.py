@@ -66,10 +66,12 @@ def forgetting(keys: Sequence[RecordKey]) -> Work[int]:
     """``Store.delete_quarantined``."""
 
     def work() -> Steps[int]:
-        count = 0
-        for key in sorted(set(keys)):
-            count += yield Run("delete_aside", [key])
-        return count
+        wanted = sorted(set(keys))
+        known = yield AskAll("aside_exists", wanted)
+        gone: list[rows.Parameters] = [key for key, found in zip(wanted, known, strict=True) if found]
+        if gone:
+            yield Run("delete_aside", gone)
+        return len(gone)
 
     return work
 

@@ -141,4 +141,5 @@ EACH: Final = {
     "standing": _for_each("standing", "text text text"),
     "record_exists": _for_each("record_exists", "text text"),
     "record_place": _for_each("record_place", "text text"),
+    "aside_exists": _for_each("aside_exists", "text text"),
 }

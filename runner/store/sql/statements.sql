@@ -220,6 +220,9 @@ SELECT project || '', COUNT(*) FROM quarantine
 WHERE aside_at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
 GROUP BY project || '';
 
+-- name: aside_exists
+SELECT 1 FROM quarantine WHERE project = ?1 AND record_id = ?2;
+
 -- name: delete_aside
 DELETE FROM quarantine WHERE project = ?1 AND record_id = ?2;
 
