@@ -96,6 +96,7 @@ class Server(Section):
     reader_grace_seconds: Window = 10
     reader_buffer_bytes: Size = 8 * MIB
     ring_bytes: Size = 4 * MIB
+    ring_seconds: Seconds = 600
 
 
 class Turn(Section):

@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.ids import format_cursor
 from runner.rules import feed
 from runner.rules.feed import Position
+from runner.session.history import UNREADABLE
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.store.port import FeedRow, Store
 from runner.tasks import Tasks
@@ -26,7 +27,6 @@ log = logging.getLogger("runner.session")
 PAGE: Final = 500
 POLL_SECONDS: Final = 1.0
 EAGER_SECONDS: Final = 0.05
-UNREADABLE: Final = "the store cannot be read now; read on from your last cursor"
 
 
 def position_of(text: str | None) -> Position | None:
@@ -210,8 +210,8 @@ class FeedReader:
             try:
                 async for lines in self._past:
                     return lines
-            except RunnerError:
-                raise ReaderCut(UNREADABLE) from None
+            except RunnerError as error:
+                raise ReaderCut(f"{UNREADABLE}: {error.message}") from None
             self._in_past = False
         if self._live is None:
             raise ReaderEnded

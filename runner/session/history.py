@@ -12,6 +12,7 @@ from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
 from runner.ids import format_cursor, parse_cursor
 from runner.rules.pool import Key
+from runner.rules.retention import misses
 from runner.session.port import ReaderCut, ReaderEnded
 from runner.session.prompts import Presence
 from runner.session.session import Session
@@ -22,6 +23,7 @@ from runner.turn.log import LogCut, LogEnded, LogReader, SessionLog
 from runner.wire.codec import EventFormatter, event_line, to_json
 
 PAGE: Final = 500
+UNREADABLE: Final = "the past cannot be read now; read on from your last cursor"
 Cursor = tuple[int, int]
 
 
@@ -160,7 +162,9 @@ class HistoryReader:
         log = self._session.log
         self._covered = log.covers(self._after, self._session.log_since)
         self._until = log.base_cursor if not self._covered else self._after
-        reader = log.reader(prompt_id=self._prompt_id, whole=not self._covered)
+        # Who comes back by a cursor may have missed frames of what is still open, in a connection before this one.
+        came_back = result is None and self._after != (0, 0)
+        reader = log.reader(prompt_id=self._prompt_id, whole=came_back or not self._covered)
         reader.skip_to(self._after)
         if result is not None:
             reader.end_when(result.done)
@@ -179,22 +183,44 @@ class HistoryReader:
             return
         await self._session.settle()
         after = self._after
-        async for rows in pages(self._store, self._session.key, after):
-            due = [row for row in rows if self._until is None or (row.epoch, row.n) < self._until]
+        more = True
+        while more:
+            page = await self._store.records(*self._session.key, after, PAGE)
+            gone = await self._deleted(after)
+            if gone is not None:
+                yield resync_line(format_cursor(*gone), rfc3339(self._session.clock.now_ms()))
+                after = gone
+            due = [row for row in page if after < (row.epoch, row.n) and self._before_ring(row)]
             lines = [as_event(row) for row in due if self._prompt_id in (None, row.prompt_id)]
             if lines:
                 yield b"".join(lines)
             if due:
                 after = (due[-1].epoch, due[-1].n)
-            if len(due) < len(rows):
-                break
+            more = len(page) == PAGE and self._before_ring(page[-1])
         self._log_reader.skip_to(max(after, self._after))
+
+    def _before_ring(self, row: RecordRow) -> bool:
+        return self._until is None or (row.epoch, row.n) < self._until
+
+    async def _deleted(self, after: Cursor) -> Cursor | None:
+        """The cursor up to which retention deleted what this reader has not seen; asked behind each page.
+
+        Who comes without a cursor misses nothing: its history begins later.
+        """
+        if after == (0, 0) or self._prompt_id is not None:
+            return None
+        pruned = await self._store.pruned_to(*self._session.key)
+        return pruned if misses(after, pruned) else None
 
     async def next(self, seconds: float) -> bytes | None:
         """See ``session.port.Reader``."""
         if self._in_past:
-            async for lines in self._past:
-                return lines
+            try:
+                async for lines in self._past:
+                    return lines
+            except RunnerError as error:
+                self._session.presence.cut()
+                raise ReaderCut(f"{UNREADABLE}: {error.message}") from None
             self._in_past = False
         return await next_live(self._session, self._log_reader, seconds)
 

@@ -279,6 +279,7 @@ class Registry:
             tasks=self._tasks,
             ring_bytes=self._settings.server.ring_bytes,
             buffer_bytes=self._settings.server.reader_buffer_bytes,
+            ring_seconds=self._settings.server.ring_seconds,
             kept=self._shown.pen(row.project, row.session_id) if self._shown is not None else None,
         )
         session.learn_secrets(effective.secrets.values())

@@ -91,6 +91,7 @@ class Session:
         tasks: Tasks,
         ring_bytes: int,
         buffer_bytes: int,
+        ring_seconds: float | None = None,
         kept: Pen | None = None,
     ) -> None:
         self.project = row.project
@@ -103,7 +104,7 @@ class Session:
         self.usage = dict(row.usage)
         self.head = Head(row.head_epoch, row.head_n)
         self.log_since = (row.head_epoch, row.head_n)
-        self.log = SessionLog(ring_bytes, buffer_bytes)
+        self.log = SessionLog(ring_bytes, buffer_bytes, ring_seconds)
         self.effective = effective
         self.facets: tuple[Effective, dict[str, str]] | None = None
         self.redactor = Redactor()

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 READ_BYTES: Final = 256 * 1024
 LARGE_TIMES: Final = 3
+AGES: Final = 100
 
 
 class LogEnded(Exception):
@@ -42,10 +43,14 @@ class SessionLog:
         ring_bytes: how much is kept for readers who come later.
         buffer_bytes: how much is kept for the slowest reader before it is cut; at least ``ring_bytes``, and more
             while a single event is so large that a reader of any pace would be cut by it (case E1).
+        ring_seconds: how long it is kept for readers who come later, to about a hundredth; None: as long as it fits.
     """
 
-    def __init__(self, ring_bytes: int, buffer_bytes: int) -> None:
+    def __init__(self, ring_bytes: int, buffer_bytes: int, ring_seconds: float | None = None) -> None:
         self._ring_bytes = ring_bytes
+        self._ring_seconds = ring_seconds
+        self._ages: deque[tuple[float, int]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._buffer_bytes = max(ring_bytes, buffer_bytes)
         self._chunks: deque[Chunk] = deque()
         self._base = 0
@@ -62,7 +67,43 @@ class SessionLog:
             self._large.append(len(chunk.lines))
         if self._bytes > self._ring_bytes:
             self._trim()
+        if self._ring_seconds is not None:
+            self._note_age(self._ring_seconds)
         self.wake()
+
+    def _note_age(self, keep: float) -> None:
+        """From time to time, note which events are how old; the oldest note sets the timer."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if not self._ages or now - self._ages[-1][0] >= keep / AGES:
+            self._ages.append((now, self.end - 1))
+        if self._timer is None:
+            self._timer = loop.call_at(self._ages[0][0] + keep * (1 + 1 / AGES), self._expire, keep)
+
+    def _expire(self, keep: float) -> None:
+        """Drop what is too old and what no reader waits for."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        until = self._base
+        while self._ages and self._ages[0][0] <= loop.time() - keep:
+            self._ages.popleft()
+            until = self._ages[0][1] if self._ages else self.end
+        self._drop_until(min([until, *(reader.position for reader in self._readers if reader.position >= self._base)]))
+        if self._chunks:
+            self._ages = self._ages or deque([(loop.time(), self._base)])
+            self._timer = loop.call_at(self._ages[0][0] + keep * (1 + 1 / AGES), self._expire, keep)
+
+    def _drop_until(self, position: int) -> None:
+        while self._base < position and self._chunks:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        chunk = self._chunks.popleft()
+        self._bytes -= len(chunk.lines) + len(chunk.whole)
+        if self._is_large(chunk):
+            self._large.popleft()
+        self._base += 1
+        self._dropped = True
 
     def wake(self) -> None:
         """Let every reader look again: something came, or nothing will any more."""
@@ -76,12 +117,7 @@ class SessionLog:
         while self._bytes > self._ring_bytes and len(self._chunks) > 1:
             if self._base >= needed and self._bytes <= self._allowed():
                 break
-            chunk = self._chunks.popleft()
-            self._bytes -= len(chunk.lines) + len(chunk.whole)
-            if self._is_large(chunk):
-                self._large.popleft()
-            self._base += 1
-            self._dropped = True
+            self._drop_oldest()
 
     def _is_large(self, chunk: Chunk) -> bool:
         return len(chunk.lines) * LARGE_TIMES > self._buffer_bytes

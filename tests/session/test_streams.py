@@ -115,7 +115,9 @@ async def test_following_on_from_any_cursor_is_the_same_conversation(bed: Bed) -
     everything = await bed.history()
     assert_contiguous(everything)
     for index, event in enumerate(everything):
-        assert await bed.history(after=event["cursor"]) == everything[index + 1 :]
+        seen = everything[: index + 1] + await bed.history(after=event["cursor"])
+        assert list(map(cursor, seen)) == list(map(cursor, everything))
+        assert conversation(seen) == conversation(everything)
 
 
 async def test_following_on_when_memory_kept_nothing_is_the_same_conversation(small: Bed) -> None:
