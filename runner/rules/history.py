@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -19,7 +19,7 @@ class Missing(StrEnum):
     BEGIN = "begin"
     """Its oldest part: retention deleted it."""
     RECORDS = "records"
-    """The first records of an epoch: each epoch's history begins with a record."""
+    """Records that could not be stored, or an epoch's first ones: each epoch's history begins with a record."""
     ENDING = "ending"
     """A turn's ending, or its begin."""
 
@@ -55,6 +55,12 @@ class Wholeness:
             if turn_id not in self.going and not cut:
                 self._missing.add(Missing.ENDING)
             self.going.pop(turn_id, None)
+
+    def lost(self, cursors: Iterable[Cursor], until: Cursor) -> None:
+        """Records that no store could hold; of one without a cursor, (0, 0), nobody knows where it belongs."""
+        floor = self.pruned_to or NOTHING
+        if any(cursor == NOTHING or floor < cursor <= until for cursor in cursors):
+            self._missing.add(Missing.RECORDS)
 
     def missing(self, running: Collection[str | None] = ()) -> list[Missing]:
         """What is missing, sorted; ``running``: turns that need no ending yet."""

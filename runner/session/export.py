@@ -111,6 +111,7 @@ class Export:
         if row is None or row.ended_at is not None:
             raise RunnerError("session_ended", f"Session {key[1]} has ended.")
         self._seen.pruned_to = await store.pruned_to(*key) or self._seen.pruned_to
+        self._seen.lost(await store.unstorable(*key), self._until)
         missing = self._seen.missing([self._running])
         end: dict[str, Any] = {
             "kind": END,

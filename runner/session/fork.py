@@ -133,6 +133,10 @@ async def _history(
         if len(due) < len(rows):
             break
     taken.seen.pruned_to = await store.pruned_to(*session.key) or taken.seen.pruned_to
+    taken.seen.lost(await store.unstorable(*session.key), after)
+    stored = await store.session(*session.key)
+    if stored is None or stored.ended_at is not None:
+        raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
     # The turn in which the history is cut needs no ending: it gets one there.
     missing = taken.seen.missing(list(taken.seen.going)[-1:])
     origin = session.agent_state.get("fork")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
@@ -17,6 +19,8 @@ from runner.terms import EventType
 
 log = logging.getLogger("runner.session")
 EPOCHS: Final = 8
+KEPT_BYTES: Final = 8 * 1024 * 1024
+"""Of what is read at once so much is kept: far more than is told."""
 MARKS: Final = (EventType.TURN_ADMITTED, EventType.DONE)
 
 
@@ -36,12 +40,13 @@ async def rebuilt(store: Store, session: Session, but: str) -> str | None:
             lower = max(1, upper - width)
             await told.read(lower, upper)
             upper, width = lower, 2 * width
-        lacks = told.lacks(upper, await store.pruned_to(*session.key))
+        lost = await store.unstorable(*session.key)
+        lacks = told.lacks(upper, await store.pruned_to(*session.key), lost)
     except RunnerError as error:
         log.warning("session %s is told incompletely: %s", session.session_id, error)
         lacks, missing = [], True
     missing = missing or Missing.RECORDS in lacks or Missing.ENDING in lacks
-    left_out = Missing.BEGIN in lacks
+    left_out = Missing.BEGIN in lacks or told.left_out
     if not (told.texts or missing or left_out):
         return None
     return preface(told.texts, left_out=left_out, missing=missing)
@@ -55,12 +60,14 @@ class _Told:
         self._session = session
         self._but = but
         self.texts: list[str] = []
+        self.left_out = False
         self._marks: list[tuple[int, int, str | None, str]] = []
 
     async def read(self, lower: int, upper: int) -> None:
         """The epochs from ``lower`` to below ``upper``."""
-        found: list[RecordRow] = []
+        found: deque[RecordRow] = deque()
         marks: list[tuple[int, int, str | None, str]] = []
+        size = 0
         async for rows in pages(self._store, self._session.key, (lower, 0)):
             for row in rows:
                 if row.epoch >= upper:
@@ -69,16 +76,22 @@ class _Told:
                     marks.append((row.epoch, row.n, row.turn_id, row.type))
                 if row.type in READ and row.turn_id not in (self._but, None):
                     found.append(row)
+                    size += len(row.data)
+            while size > KEPT_BYTES and len(found) > 1:
+                size -= len(found.popleft().data)
+                self.left_out = True
             if rows[-1].epoch >= upper:
                 break
         self._marks = marks + self._marks
         self.texts = turns((row.turn_id, row.type, orjson.loads(row.data)) for row in found) + self.texts
 
-    def lacks(self, lower: int, pruned_to: Cursor | None) -> list[Missing]:
+    def lacks(self, lower: int, pruned_to: Cursor | None, lost: Sequence[Cursor]) -> list[Missing]:
         """What is missing of all epochs from ``lower`` on, and of what is before them."""
         origin = self._session.agent_state.get("fork")
         cut = (lower - 1, 0) if lower > 1 or (isinstance(origin, dict) and not origin["complete"]) else None
         seen = Wholeness(pruned_to or cut)
         for mark in self._marks:
             seen.see(*mark)
+        head = self._session.head
+        seen.lost(lost, (head.epoch, head.n))
         return seen.missing([self._but])

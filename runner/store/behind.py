@@ -153,6 +153,9 @@ class StoreBehind:
     async def count_expired(self, project: str | None, before_ms: int) -> Expired:
         return await self._remote.count_expired(project, before_ms)
 
+    async def unstorable(self, project: str, session_id: str) -> list[tuple[int, int]]:
+        return await self._remote.unstorable(project, session_id)
+
     async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
         return await self._remote.pruned_to(project, session_id)
 

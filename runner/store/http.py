@@ -329,8 +329,7 @@ class HttpStore:
         return found
 
     async def feed_span(self, project: str) -> Span:
-        span: Span = await self._call("feed_span", project, project=project)
-        return span
+        return Span(*await self._call("feed_span", project, project=project))
 
     async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
         trimmed = 0
@@ -361,6 +360,9 @@ class HttpStore:
     async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
         found: tuple[int, int] | None = await self._call("pruned_to", project, project=project, session_id=session_id)
         return found
+
+    async def unstorable(self, project: str, session_id: str) -> list[tuple[int, int]]:
+        return list(await self._call("unstorable", project, project=project, session_id=session_id))
 
     async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
         found: list[EndedTurn] = []

@@ -49,6 +49,13 @@ class MemoryUpkeep(MemoryTables):
         aside = Counter(name[0] for name, _ in self._old_asides(project, before_ms))
         return Expired(dict(records), dict(aside))
 
+    async def unstorable(self, project: str, session_id: str) -> list[tuple[int, int]]:
+        self._usable()
+        aside = (rows.quarantined_row((n, *row))[1] for n, row in self._aside.values())
+        mine = [kept.record for kept in aside if kept.reason in rows.UNSTORABLE]
+        own = [row for row in mine if (row.project, row.session_id) == (project, session_id)]
+        return sorted((row.epoch, row.n) for row in own)[: rows.ROWS_MAX]
+
     async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
         self._usable()
         return self._pruned.get((project, session_id))

@@ -277,6 +277,13 @@ class Store(Protocol):
         """
         ...
 
+    async def unstorable(self, project: str, session_id: str) -> list[tuple[int, int]]:
+        """Cursors of records that were set aside because no table could take them, in order, at most 10,000.
+
+        They belong to the session's history, which is not whole without them; what came too late does not.
+        """
+        ...
+
     async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
         """Turns with an ending in the order of (ended_at, project, turn_id), behind ``after``, at most ``limit``."""
         ...

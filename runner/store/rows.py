@@ -31,6 +31,9 @@ COMMANDS_KEPT: Final = 256
 
 REFUSED: Final = "refused"
 """Why a record was set aside that no table can hold, or whose cursor belongs to another record."""
+UNDELIVERABLE: Final = "undeliverable"
+"""Why one was set aside that a stream gave up on."""
+UNSTORABLE: Final = (REFUSED, UNDELIVERABLE)
 
 
 def bounded(limit: int) -> int:

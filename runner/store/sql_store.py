@@ -230,6 +230,9 @@ class SqlStore:
             dict(records), dict(await self._all("count_expired_quarantine", rows.counted, project, before_ms))
         )
 
+    async def unstorable(self, project: str, session_id: str) -> list[tuple[int, int]]:
+        return await self._all("unstorable", rows.cursor, project, session_id, rows.ROWS_MAX)
+
     async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
         return await self._one("pruned_to", rows.cursor, project, session_id)
 

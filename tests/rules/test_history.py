@@ -48,3 +48,22 @@ def test_what_retention_deleted_is_missing_at_the_begin_only() -> None:
 def test_a_turn_that_runs_needs_no_ending() -> None:
     assert missing(FIRST[:-1], running=("t1",)) == []
     assert missing(FIRST[:-1] + SECOND[:-1], running=("t2",)) == [Missing.ENDING]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "lacks"), [((1, 9), ["records"]), ((3, 3), ["records"]), ((3, 4), []), ((0, 0), ["records"])]
+)
+def test_records_that_no_store_could_hold_are_missing_where_they_belong(
+    cursor: tuple[int, int], lacks: list[str]
+) -> None:
+    seen = Wholeness()
+    for row in FIRST + SECOND:
+        seen.see(*row)
+    seen.lost([cursor], (3, 3))
+    assert seen.missing() == lacks
+
+
+def test_what_was_lost_before_what_retention_deleted_is_no_news() -> None:
+    seen = Wholeness((1, 10))
+    seen.lost([(1, 9)], (3, 3))
+    assert seen.missing() == ["begin"]

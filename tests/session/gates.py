@@ -21,6 +21,7 @@ CALLS = (
     "create_session",
     "caught_up",
     "pruned_to",
+    "unstorable",
     "quarantine",
     "quarantined",
     "submit_command",

@@ -13,8 +13,10 @@ from runner.rules.transcript import LEFT_OUT
 from runner.rules.unfinished import unfinished
 from runner.session.port import Reply
 from runner.store.port import RecordKey
+from runner.store.rows import REFUSED
 from runner.wire.models import ForkRequest
 from tests.session.bed import CALLER, Bed, types
+from tests.session.gates import Gate
 from tests.session.reading import assert_ordered
 from tests.session.resuming import prompt_texts
 from tests.session.test_export import exported
@@ -220,3 +222,26 @@ async def test_secrets_do_not_go_over(bed: Bed) -> None:
     handle = await bed.dispatch(name, "go on", secrets={"KEY": "hunter2-secret"}, keep_on_disconnect=True)
     await (await bed.agent(2)).finish()
     assert (await handle.result())["ok"]
+
+
+async def test_a_source_that_is_deleted_meanwhile_is_not_forked(bed: Bed) -> None:
+    await bed.turn()
+    head = (await records(bed))[-1]["cursor"]
+    gate = bed.store.gates["pruned_to"] = Gate()
+    forking = asyncio.create_task(fork(bed, head))
+    await gate.reached.wait()
+    await bed.sessions.delete(CALLER, "s")
+    gate.open()
+    with pytest.raises(RunnerError, match="has ended") as refused:
+        await forking
+    assert refused.value.code == "session_ended"
+
+
+async def test_a_record_that_no_store_could_hold_is_missing_in_a_fork_behind_it(bed: Bed) -> None:
+    await bed.turn()
+    rows = await bed.store.records("p", "s", None, 10)
+    await bed.store.quarantine([rows[-1]._replace(record_id="rec_lost")], REFUSED, 1)
+    with pytest.raises(RunnerError, match="records in between are missing"):
+        await fork(bed, f"{rows[-1].epoch}.{rows[-1].n}")
+    assert (await fork(bed, f"{rows[-2].epoch}.{rows[-2].n}")).body["complete"]
+    assert (await exported(bed))[-1]["missing"] == ["records"]

@@ -8,6 +8,7 @@ import pytest
 
 from runner.rules.transcript import LEFT_OUT, MISSING
 from runner.store.port import RecordKey
+from runner.store.rows import REFUSED
 from tests.session.bed import Bed
 from tests.session.resuming import first_turn, lose_seat, next_turn, prompt_texts
 
@@ -95,3 +96,26 @@ async def test_what_another_replica_handed_over_is_waited_for(bed: Bed) -> None:
     _, agent = await next_turn(bed)
     assert bed.store.called["caught_up"] > before
     assert MISSING not in prompt_texts(agent)[0]
+
+
+async def test_a_record_that_no_store_could_hold_is_told_to_be_missing(bed: Bed) -> None:
+    await first_turn(bed)
+    await lose_seat(bed)
+    row = (await bed.store.records("p", "s", None, 10))[0]
+    await bed.store.quarantine([row._replace(record_id="rec_lost", n=5)], REFUSED, 1)
+    _, agent = await next_turn(bed)
+    assert MISSING in prompt_texts(agent)[0]
+
+
+async def test_of_more_than_is_ever_told_the_end_is_kept(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.session.transcript.KEPT_BYTES", 300)
+    for n in range(1, 4):
+        handle = await bed.dispatch(prompt=f"question {n}.", keep_on_disconnect=True)
+        await (await bed.agent()).finish(n, f"answer {n}. " + "x" * 100)
+        await handle.result()
+    await lose_seat(bed)
+    _, agent = await next_turn(bed)
+    told = prompt_texts(agent)[0]
+    assert LEFT_OUT in told
+    assert "answer 3." in told
+    assert "question 1." not in told

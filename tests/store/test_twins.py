@@ -148,6 +148,7 @@ async def everything(store: Store) -> list[Any]:
         seen += [await store.expired_records(None, before, 5), await store.expired_quarantine(PROJECT, before, 5)]
         seen.append(await store.count_expired(None, before))
     seen += [await store.ended_turns(None, (0, "", ""), 9), *[await store.pruned_to(PROJECT, name) for name in "ab"]]
+    seen += [await store.unstorable(PROJECT, name) for name in "ab"]
     return seen
 
 

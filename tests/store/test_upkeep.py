@@ -170,3 +170,13 @@ async def test_a_missing_ending_takes_nobody_s_cursor(store: Store):
         await store.add_ending(record(1, type="done", record_id="rec_done"))
     assert caught.value.code == "internal"
     assert await store.add_ending(record(2, type="done", record_id="rec_done")) is True
+
+
+async def test_records_that_no_table_could_take_are_told_by_their_cursors(store: Store):
+    rows = [record(n, 1, record_id=f"rec_{n}") for n in range(1, 5)]
+    for row, why in zip(rows, ("undeliverable", "turn_ended", "refused", "stale_epoch"), strict=True):
+        await store.quarantine([row], why, 5)
+    await store.quarantine([record(9, 1, "elsewhere", record_id="rec_9")], "refused", 5)
+    await store.quarantine([record(9, 1, project="p2", record_id="rec_8")], "refused", 5)
+    assert await store.unstorable(PROJECT, "s") == [(1, 1), (1, 3)]
+    assert await store.unstorable(PROJECT, "unknown") == []

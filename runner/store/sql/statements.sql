@@ -207,6 +207,11 @@ VALUES (?1, ?2, ?3, ?4)
 ON CONFLICT (project, session_id) DO UPDATE SET epoch = excluded.epoch, n = excluded.n
 WHERE (excluded.epoch, excluded.n) > (pruned.epoch, pruned.n);
 
+-- name: unstorable
+SELECT epoch, n FROM quarantine
+WHERE project = ?1 AND session_id = ?2 AND reason IN ('refused', 'undeliverable')
+ORDER BY epoch, n LIMIT ?3;
+
 -- name: pruned_to
 SELECT epoch, n FROM pruned WHERE project = ?1 AND session_id = ?2;
 

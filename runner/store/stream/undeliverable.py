@@ -10,10 +10,10 @@ import orjson
 
 from runner.ids import valid_id
 from runner.store.port import RecordRow
+from runner.store.rows import UNDELIVERABLE
 from runner.store.stream.codec import session_of
 from runner.store.stream.port import Entry, text_of
 
-UNDELIVERABLE: Final = "undeliverable"
 UNKNOWN: Final = "unknown"
 
 

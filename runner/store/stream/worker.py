@@ -12,10 +12,10 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.rules.delivery import START, Delivery, EntryId, Fault, Move, Quota, move
 from runner.store.port import Appended, RecordRow
-from runner.store.rows import meant
+from runner.store.rows import UNDELIVERABLE, meant
 from runner.store.stream.codec import Unreadable, decode
 from runner.store.stream.port import Entry, GroupGone, QuotaPort, RecordSink, RecordStream, Unlimited, text_of
-from runner.store.stream.undeliverable import UNDELIVERABLE, stand_in
+from runner.store.stream.undeliverable import stand_in
 
 log = logging.getLogger("runner.store.worker")
 
