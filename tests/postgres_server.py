@@ -62,19 +62,24 @@ class PostgresServer:
         assert self._process is not None, "the server is not started"
         return self._process.pid
 
-    def url(self, database: str = DATABASE) -> str:
-        """``postgresql://postgres:<password>@127.0.0.1:<port>/<database>``."""
-        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/{database}"
+    @property
+    def database(self) -> str:
+        """The name of the newest database."""
+        return f"{DATABASE}{self._made}"
+
+    def url(self, database: str | None = None) -> str:
+        """``postgresql://postgres:<password>@127.0.0.1:<port>/<database>``, by default the newest one."""
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/{database or self.database}"
 
     def fresh(self) -> str:
         """The URL of an empty database; the one before it is gone, with everybody who was connected."""
-        made, self._made = self._made, self._made + 1
-        if made:
-            self.sql(f"DROP DATABASE IF EXISTS {DATABASE}{made} WITH (FORCE)")
+        if self._made:
+            self.sql(f"DROP DATABASE IF EXISTS {self.database} WITH (FORCE)")
+        self._made += 1
         # Its order of text is not the bytes': what relies on that must say so.
         order = "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'"
-        self.sql(f"CREATE DATABASE {DATABASE}{self._made} TEMPLATE template0 {order}")
-        return self.url(f"{DATABASE}{self._made}")
+        self.sql(f"CREATE DATABASE {self.database} TEMPLATE template0 {order}")
+        return self.url()
 
     def sql(self, text: str, database: str = "postgres") -> str:
         """Run statements; their rows, one a line, columns between ``|``."""

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from runner.client import ApiError, Client
 from runner.sandbox.census import ProcessInfo, scan
 from tests.e2e.server import SECONDS, Server, until
 from tests.e2e.talk import Dispatched, Line
+from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
 TOKEN = "the token of every replica"
 RUNNER_TOKEN = "the token of runners"
 BEAT, LEASE, TIMEOUT = 0.3, 1.2, 0.5
+STORE_ID = "SELECT value FROM meta WHERE name = 'store_id'"
 
 
 def leases(url: str, lease: float) -> str:
@@ -53,7 +56,7 @@ scopes = ["runner"]
 class Member(Server):
     """One replica: a runner, or the plane; it comes back at its old address."""
 
-    def __init__(self, folder: Path, config: str, store: Path, *, port: int, role: str = "serve") -> None:
+    def __init__(self, folder: Path, config: str, store: Callable[[], str], *, port: int, role: str = "serve") -> None:
         super().__init__(folder, config + TOKENS)
         self._store = store
         self.command = [sys.executable, "-m", "runner.cli.main", role, "--port", str(port)]
@@ -64,11 +67,7 @@ class Member(Server):
 
     @property
     def store_id(self) -> str:
-        store = sqlite3.connect(f"file:{self._store}?mode=ro", uri=True)
-        try:
-            return str(store.execute("SELECT value FROM meta WHERE name = 'store_id'").fetchone()[0])
-        finally:
-            store.close()
+        return self._store()
 
     def census(self) -> list[ProcessInfo]:
         return scan(f"{self.store_id}:{self.replica_id}:")
@@ -96,20 +95,25 @@ class Cluster:
         folder: for configurations, logs and state directories.
         redis: None: an ``acp-runner plane`` holds leases and store, and is the gateway.
         lease: how long a grant lasts, seconds.
+        postgres: with an empty database, which is the store then; with a Redis only.
     """
 
-    def __init__(self, folder: Path, redis: RedisServer | None, lease: float = LEASE) -> None:
+    def __init__(
+        self, folder: Path, redis: RedisServer | None, lease: float = LEASE, postgres: PostgresServer | None = None
+    ) -> None:
         self.redis = redis
         self.plane: Member | None = None
-        if redis is not None:
-            store = folder / "shared.sqlite3"
-            config = leases(redis.url, lease) + f'[store]\nurl = "sqlite:///{store}"\n'
+        if redis is not None and postgres is not None:
+            url = postgres.url()
+            config, store = leases(redis.url, lease) + f'[store]\nurl = "{url}"\n', partial(_id_in_database, postgres)
+        elif redis is not None:
+            path = folder / "shared.sqlite3"
+            config, store = leases(redis.url, lease) + f'[store]\nurl = "sqlite:///{path}"\n', partial(_id_in, path)
         else:
-            store = folder / "plane" / "state" / "store.sqlite3"
+            store = partial(_id_in, folder / "plane" / "state" / "store.sqlite3")
             port = _free_port()
             self.plane = Member(folder / "plane", leases("", lease), store, role="plane", port=port)
             config = leases(f"http://127.0.0.1:{port}", lease)
-        self.store = store
         self.a = Member(folder / "a", config, store, port=_free_port())
         self.b = Member(folder / "b", config, store, port=_free_port())
         self.members = [*([self.plane] if self.plane else []), self.a, self.b]
@@ -256,6 +260,18 @@ async def until_async(done: Any, what: str, seconds: float = SECONDS) -> Any:
             return value
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
         await asyncio.sleep(0.02)
+
+
+def _id_in(path: Path) -> str:
+    store = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return str(store.execute(STORE_ID).fetchone()[0])
+    finally:
+        store.close()
+
+
+def _id_in_database(postgres: PostgresServer) -> str:
+    return postgres.sql(STORE_ID, postgres.database)
 
 
 def _each(work: Callable[[Member], None], *members: Member) -> None:

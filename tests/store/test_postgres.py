@@ -181,8 +181,8 @@ async def test_what_no_column_can_hold_is_a_refused_row(store: PostgresStore, ro
 async def test_a_changed_plan_is_made_again(store: PostgresStore, other: asyncpg.Connection):
     await store.admit(admission(records=[record(1)]))
     await store.records(PROJECT, "s", None, 10)
-    await other.execute("ALTER TABLE records ALTER COLUMN type TYPE VARCHAR(200)")
-    await other.execute("ALTER TABLE turns ALTER COLUMN outcome TYPE VARCHAR(200)")
+    await other.execute("ALTER TABLE records ALTER COLUMN prompt_id TYPE VARCHAR(200)")
+    await other.execute("ALTER TABLE turns ALTER COLUMN stop_reason TYPE VARCHAR(200)")
     assert await store.records(PROJECT, "s", None, 10) == [record(1)]
     assert await store.append([record(2)]) == Appended(1)
 
