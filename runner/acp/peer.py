@@ -173,9 +173,33 @@ def _decode_slowly(line: bytes) -> Any:
         return None
     try:
         value = json.loads(text.decode("utf-8", "replace"), strict=False, parse_constant=lambda name: None)
-        return orjson.loads(to_json(value))
+        message = orjson.loads(to_json(value))
     except (ValueError, RecursionError):
         return None
+    if isinstance(value, dict):
+        _keep_halves(message, value)
+    return message
+
+
+def _keep_halves(message: dict[str, Any], raw: dict[str, Any]) -> None:
+    """A character that an agent tore in two lies at the ends of two chunks: whoever joins them needs both halves."""
+    content = _chunk(message)
+    text = str((_chunk(raw) or {}).get("text"))
+    if content is None or not isinstance(content.get("text"), str):
+        return
+    first, last = text[:1] if "\udc00" <= text[:1] <= "\udfff" else "", text[-1:]
+    if first:
+        content["text"] = first + content["text"][1:]
+    if "\ud800" <= last <= "\udbff":
+        content["text"] = content["text"][:-1] + last
+
+
+def _chunk(message: dict[str, Any]) -> dict[str, Any] | None:
+    """The content of an update that is a chunk of text."""
+    params = message.get("params")
+    update = params.get("update") if isinstance(params, dict) else None
+    content = update.get("content") if isinstance(update, dict) else None
+    return content if isinstance(content, dict) and content.get("type") == "text" else None
 
 
 def response_id(message: dict[str, Any]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from runner.rules.bounds import word
 from runner.wire.codec import to_json
 
 NOTICE_BYTES: Final = 8 * 1024
@@ -62,10 +63,12 @@ def tool_of(given: Any) -> dict[str, Any] | None:
     """The fields of a tool call that are there, under our names; None when it has no id."""
     if not isinstance(given, dict) or not isinstance(given.get("toolCallId"), str):
         return None
-    fields: dict[str, Any] = {"tool_call_id": given["toolCallId"]}
-    for ours, theirs in (("title", "title"), ("kind", "kind"), ("status", "status")):
-        if isinstance(given.get(theirs), str):
-            fields[ours] = given[theirs]
+    fields: dict[str, Any] = {"tool_call_id": word(given["toolCallId"])}
+    if isinstance(given.get("title"), str):
+        fields["title"] = given["title"]
+    for name in ("kind", "status"):
+        if isinstance(given.get(name), str):
+            fields[name] = word(given[name])
     if given.get("rawInput") is not None:
         fields["raw_input"] = given["rawInput"]
     for name in ("content", "locations"):

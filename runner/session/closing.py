@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from runner.errors import RunnerError
 from runner.leases.port import Phase
+from runner.rules.bounds import TEXT_CHARS
 from runner.rules.prompts import Move
 from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
@@ -21,7 +22,6 @@ from runner.session.session import LastTurn, Paused
 from runner.store.port import Ending, TurnRow
 from runner.store.replay import same_ending
 from runner.terms import EventType, Outcome, PromptState, StopReason
-from runner.turn.journal import TEXT_CHARS
 from runner.turn.live import LiveSeat
 
 log = logging.getLogger("runner.session")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from runner.clock import Clock, rfc3339
 from runner.ids import outside_of, record_id
 from runner.redaction import Redactor, StreamRedactor
+from runner.rules.bounds import BLOCK_CHARS, FRAME_CHARS, QUESTION_BYTES, TEXT_CHARS, VALUE_BYTES, bounded, word
 from runner.store.port import RecordRow
 from runner.terms import EventType
 from runner.turn.log import Chunk, SessionLog
-from runner.wire.codec import EventFormatter, to_json
+from runner.wire.codec import EventFormatter, halves, is_torn, storable, storable_json, to_json
 
-BLOCK_CHARS: Final = 4 * 1024 * 1024
-TEXT_CHARS: Final = 16 * 1024 * 1024
+WHOLE: Final = frozenset(
+    {EventType.USER_MESSAGE, EventType.TOOL_CALL, EventType.TOOL_CALL_UPDATE, EventType.INTERACTION_REQUESTED}
+)
+"""Events that are not cut as a whole: a client's own words, and what consists of bounded parts."""
 
 
 class Head:
@@ -34,7 +37,8 @@ class Head:
 class Block:
     """A message or thought that is being streamed: its text is the exact concatenation of its chunks.
 
-    ``first`` is the cursor of its first frame, ``given`` the agent's own message id.
+    ``first`` is the cursor of its first frame, ``given`` the agent's own message id, ``half`` the first half of a
+    character of which the agent has not said the second one yet.
     """
 
     def __init__(self, kind: str, message_id: str, given: str | None, stream: StreamRedactor) -> None:
@@ -42,9 +46,23 @@ class Block:
         self.message_id = message_id
         self.given = given
         self.first = ""
+        self.half = ""
         self.parts: list[str] = []
         self.chars = 0
         self.stream = stream
+
+    def mended(self, chunks: list[str]) -> list[str]:
+        """The chunks without halves of characters: joined where two belong together, else U+FFFD."""
+        whole = []
+        for chunk in chunks:
+            text, self.half = halves(self.half + chunk)
+            whole.append(text)
+        return whole
+
+    def rest(self) -> str:
+        """Masked text that was held back until now: nothing follows any more."""
+        half, self.half = "\ufffd" if self.half else "", ""
+        return (self.stream.feed(half) if half else "") + self.stream.flush()
 
 
 class Journal:
@@ -152,19 +170,33 @@ class Journal:
         self._show(type, data, durable, as_record)
 
     def _show(self, type: EventType, data: dict[str, Any], durable: bool, as_record: Any = None) -> None:
-        encoded = to_json(self.redactor.tree(data))
+        encoded = self._encoded(type, data)
         n = self.head.take()
         epoch = self.head.epoch
         at = self._clock.now_ms()
         cursor, instant = f"{epoch}.{n}", rfc3339(at)
         kind, body, whole = type, encoded, b""
         if durable and as_record is not None:
-            kind, body = as_record[0], to_json(self.redactor.tree(as_record[1]))
+            kind, body = as_record[0], self._encoded(*as_record)
             whole = self._formatter.line(cursor, instant, kind, body)
         line = self._formatter.line(cursor, instant, type, encoded)
         self._append(Chunk(epoch, n, n, self.prompt_id, line, whole, durable))
         if durable:
             self._record(kind, body, n, at)
+
+    def fitted(self, value: Any) -> Any:
+        """A JSON value of the agent's as a row may hold it: masked, storable and bounded."""
+        masked = storable(self.redactor.tree(value))
+        encoded = to_json(masked)
+        return masked if len(encoded) <= QUESTION_BYTES else bounded(masked, encoded)
+
+    def _encoded(self, type: str, data: dict[str, Any]) -> bytes:
+        """An event's JSON: masked, storable, and bounded."""
+        masked = self.redactor.tree(data)
+        encoded = storable_json(masked)
+        if len(encoded) > VALUE_BYTES and type not in WHOLE:
+            encoded = storable_json(bounded(masked, encoded))
+        return encoded
 
     def _record(self, type: str, data: bytes, n: int, at: int) -> None:
         self._collect(
@@ -191,20 +223,31 @@ class Journal:
         elif given is not None and block.given is None:
             block.given = given
         given_text = any(chunks)
+        joined = "".join(chunks)
+        if block.half or is_torn(joined):
+            chunks = block.mended(chunks)
         if self.redactor:
             chunks = [block.stream.feed(chunk) for chunk in chunks]
-        chunks = [chunk for chunk in chunks if chunk]
-        if chunks:
-            self._deltas(block, chunks)
-            if block.chars >= BLOCK_CHARS:
-                # The next block goes on with the same stream: a secret may lie across the border.
-                self._record_block(block)
-                self._open_block(kind, block.given, block.stream)
+        for run in [chunks] if len(joined) <= FRAME_CHARS else _runs(chunks):
+            shown = [chunk for chunk in run if chunk]
+            if shown:
+                block = self._stream(block, shown)
         return given_text
+
+    def _stream(self, block: Block, chunks: list[str]) -> Block:
+        """Show chunks; the block that goes on."""
+        self._deltas(block, chunks)
+        if block.chars < BLOCK_CHARS:
+            return block
+        # The next block goes on with the same stream: a secret, or a character, may lie across the border.
+        self._record_block(block)
+        after = self._open_block(block.kind, block.given, block.stream)
+        after.half = block.half
+        return after
 
     def _open_block(self, kind: str, given: str | None, stream: StreamRedactor) -> Block:
         self._blocks += 1
-        message_id = self.redactor.text(given) if given else f"m{self.head.epoch}-{self._blocks}"
+        message_id = word(self.redactor.text(given)) if given else f"m{self.head.epoch}-{self._blocks}"
         self._block = Block(kind, message_id, given, stream)
         return self._block
 
@@ -224,7 +267,7 @@ class Journal:
         block, self._block = self._block, None
         if block is None:
             return
-        rest = block.stream.flush()
+        rest = block.rest()
         if rest:
             self._deltas(block, [rest])
         self._record_block(block)
@@ -237,7 +280,7 @@ class Journal:
             self._tell(text)
         type = EventType.MESSAGE if block.kind == "message" else EventType.THOUGHT
         data = {"message_id": block.message_id, "text": text, "supersedes_from": block.first}
-        encoded = to_json(data)
+        encoded = storable_json(data)
         n = self.head.take()
         at = self._clock.now_ms()
         line = self._formatter.line(f"{self.head.epoch}.{n}", rfc3339(at), type, encoded)
@@ -250,3 +293,18 @@ class Journal:
             text, self.truncated = text[:room], True
         self._texts.append(text)
         self._chars += len(text)
+
+
+def _runs(chunks: list[str]) -> Iterator[list[str]]:
+    """A large batch in parts of ``FRAME_CHARS``, longer chunks cut into several."""
+    run: list[str] = []
+    room = FRAME_CHARS
+    for chunk in chunks:
+        for start in range(0, len(chunk), FRAME_CHARS):
+            part = chunk[start : start + FRAME_CHARS]
+            if len(part) > room:
+                yield run
+                run, room = [], FRAME_CHARS
+            run.append(part)
+            room -= len(part)
+    yield run

@@ -13,6 +13,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.interactions import desk
 from runner.rules import interaction, permission
+from runner.rules.bounds import word
 from runner.rules.interaction import Cause
 from runner.store.port import InteractionRow
 from runner.terms import EventType, InteractionStatus
@@ -100,7 +101,7 @@ class Questions:
             turn_id=self._turn_id,
             interaction_id=self._mint(),
             generation=self._live.seat.generation,
-            redact=journal.redactor.tree,
+            redact=journal.fitted,
             now_ms=self._clock.now_ms(),
             minted=self._live.minted_input,
         )
@@ -128,7 +129,7 @@ class Questions:
         if not waiting:
             return None
         data = tool.data if tool is not None else None
-        wanted = desk.binding(item, data, self._journal.redactor.tree, self._live.minted_input)
+        wanted = desk.binding(item, data, self._journal.fitted, self._live.minted_input)
         return next((row for row in waiting if row.request.get("binding") == wanted), None)
 
     def _outdate(self, fresh: InteractionRow) -> None:
@@ -247,9 +248,9 @@ def _in_time(row: InteractionRow, now_ms: int) -> bool:
 def tool_of(live: LiveSeat, item: Asked) -> OpenTool | None:
     """The call that a question belongs to, as far as the agent told of it."""
     if isinstance(item, PermissionAsked):
-        return live.tools.get(item.params["toolCall"]["toolCallId"])
+        return live.tools.get(word(item.params["toolCall"]["toolCallId"]))
     named = item.params.get("toolCallId")
-    return live.tools.get(named) if isinstance(named, str) else None
+    return live.tools.get(word(named)) if isinstance(named, str) else None
 
 
 def send_reply(live: LiveSeat, key: Any, reply: permission.Reply) -> bool:

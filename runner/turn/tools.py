@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from runner.clock import Clock
+from runner.rules.bounds import TITLE_CHARS, VALUE_BYTES, bounded, cut
 from runner.terms import EventType
 from runner.turn.journal import Journal
 from runner.turn.live import LiveSeat, OpenTool
+from runner.wire.codec import to_json
+
+PARTS: Final = frozenset({"raw_input", "raw_output", "content", "locations"})
+"""Parts of a call that an agent may make as large as it wants."""
 
 
 class ToolCalls:
@@ -19,7 +24,8 @@ class ToolCalls:
         self._clock = clock
 
     def report(self, fields: dict[str, Any]) -> OpenTool:
-        """Take what the agent says of a call; an unknown id is a new call."""
+        """Take what the agent says of a call; an unknown id is a new call. What is too large is cut, and says so."""
+        fields = {name: self._fitted(name, value) for name, value in fields.items()}
         tool_call_id = fields["tool_call_id"]
         tool = self._live.tools.get(tool_call_id)
         if tool is None:
@@ -29,6 +35,17 @@ class ToolCalls:
             tool.started_at = self._clock.monotonic()
         self._show(tool_call_id, tool, fields)
         return tool
+
+    def _fitted(self, name: str, value: Any) -> Any:
+        if name == "title":
+            return value if len(value) <= TITLE_CHARS else cut(self._journal.redactor.text(value), TITLE_CHARS)
+        if name not in PARTS:
+            return value
+        encoded = to_json(value)
+        if len(encoded) <= VALUE_BYTES:
+            return value
+        masked = self._journal.redactor.tree(value)
+        return bounded(masked, encoded if masked is value else to_json(masked))
 
     def close(self, status: str) -> None:
         """Give every open call this ending in our own view, and forget all."""

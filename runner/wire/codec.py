@@ -15,6 +15,7 @@ _PING_LINE: Final = PING.rstrip()
 _DEEPEST: Final = 200
 _LARGEST: Final = 2**64 - 1
 _SMALLEST: Final = -(2**63)
+_NUL: Final = b"\\u0000"
 
 
 def to_json(value: Any) -> bytes:
@@ -29,22 +30,60 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(_clean(value, _DEEPEST))
 
 
+def storable_json(value: Any) -> bytes:
+    """``to_json`` of what every store and its operators' tools can hold: U+FFFD for each NUL, too.
+
+    PostgreSQL has no NUL in text, nor in ``jsonb``.
+    """
+    encoded = to_json(value)
+    # A backslash that was written before "u0000" is found as well: cleaning such a value changes nothing.
+    return to_json(_clean(value, _DEEPEST, nul=False)) if _NUL in encoded else encoded
+
+
+def storable(value: Any) -> Any:
+    """The value as it comes back from ``storable_json``; the same object when nothing of it changes."""
+    try:
+        if _NUL not in orjson.dumps(value):
+            return value
+    except (TypeError, ValueError):
+        pass
+    return orjson.loads(storable_json(value))
+
+
 def clean_text(text: str) -> str:
     """``text`` with each lone surrogate replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _clean(value: Any, levels: int) -> Any:
+def halves(text: str) -> tuple[str, str]:
+    """Clean text, and the half of a surrogate pair at its end, if any, that the next chunk may make whole."""
+    joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    half = joined[-1:] if "\ud800" <= joined[-1:] <= "\udbff" else ""
+    return clean_text(joined.removesuffix(half) if half else joined), half
+
+
+def is_torn(text: str) -> bool:
+    """Whether there are surrogates in it, which no encoding takes."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _clean(value: Any, levels: int, *, nul: bool = True) -> Any:
     if isinstance(value, str):
-        return clean_text(value)
+        return clean_text(value if nul else value.replace("\0", "\ufffd"))
     if isinstance(value, int) and not isinstance(value, bool) and not _SMALLEST <= value <= _LARGEST:
         return float(value) if abs(value) < 1 << 1000 else None
     if isinstance(value, dict | list | tuple):
         if levels == 0:
             return "…"
         if isinstance(value, dict):
-            return {clean_text(str(key)): _clean(item, levels - 1) for key, item in value.items()}
-        return [_clean(item, levels - 1) for item in value]
+            return {_clean(str(key), 0, nul=nul): _clean(item, levels - 1, nul=nul) for key, item in value.items()}
+        return [_clean(item, levels - 1, nul=nul) for item in value]
     return value
 
 

@@ -436,15 +436,24 @@ async def test_odd_text_comes_through_exactly(bed: Bed) -> None:
 
 
 async def test_what_no_store_can_hold_is_replaced_and_stays_equal_everywhere(bed: Bed) -> None:
-    """NUL and lone surrogates become U+FFFD once, before anybody sees them."""
+    """NUL and lone surrogates become U+FFFD once, before anybody sees them; a character torn in two is whole again."""
     handle = await bed.dispatch(prompt_id="x", keep_on_disconnect=True)
     agent = await bed.agent()
     frame = await agent.prompt()
-    for escaped in ("a\\u0000b", "\\ud800", "\\udc00x", "c\\\\u0000d", "\\ud83d\\ude00"):
+    for escaped in (
+        "a\\u0000b",
+        "\\udc00",
+        "\\ud800",
+        "x",
+        "\\ud83d",
+        "\\ude00c\\\\u0000d",
+        "\\ud83d\\ude00",
+        "\\ud83d",
+    ):
         line = json.dumps({"jsonrpc": "2.0", **text_frame("@@")}).replace("@@", escaped)
         agent.transport.agent.send_bytes(line.encode() + b"\n")
     agent.answer(frame)
-    expected = "a\ufffdb" + "\ufffd" + "\ufffdx" + "c\\u0000d" + "😀"
+    expected = "a\ufffdb" + "\ufffd" + "\ufffdx" + "😀c\\u0000d" + "😀" + "\ufffd"
     assert (await handle.result())["text"] == expected
     live, stored = await bed.events(handle), await bed.history()
     assert conversation(live)["blocks"] == conversation(stored)["blocks"] == [("message", expected)]
