@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from runner.acp.inbox import AgentError
 from runner.errors import RunnerError
+from runner.rules.bounds import cut
 
 PROTOCOL_VERSION: Final = 1
 AUTH_REQUIRED: Final = -32000
@@ -95,7 +96,7 @@ def agent_error(value: Any) -> AgentError | None:
     text = message if isinstance(message, str) else str(value)
     return AgentError(
         code if isinstance(code, int) and not isinstance(code, bool) else -32603,
-        text[:MESSAGE_CHARS].replace("\0", "\ufffd"),
+        cut(text, MESSAGE_CHARS).replace("\0", "\ufffd"),
         given.get("data"),
     )
 

@@ -79,6 +79,12 @@ def tool_of(given: Any) -> dict[str, Any] | None:
     return fields
 
 
+def stop_reason(result: dict[str, Any]) -> str | None:
+    """Why the agent says that it stopped, in its own word; None when it does not say."""
+    said = result.get("stopReason")
+    return word(said) if isinstance(said, str) else None
+
+
 def _plan(update: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     entries = update.get("entries")
     return ("plan", {"entries": entries}) if isinstance(entries, list) else None

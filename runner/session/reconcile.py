@@ -21,7 +21,7 @@ from runner.session.ending import Times, result_without_agent
 from runner.session.history import pages
 from runner.store.port import CommandRow, Ending, InteractionRow, PromptRow, RecordRow, SessionRow, Store, TurnRow
 from runner.terms import CommandState, EventType, InteractionStatus, Outcome, PromptState
-from runner.wire.codec import to_json
+from runner.wire.codec import storable_json
 
 log = logging.getLogger("runner.session")
 WAITING: Final = (Outcome.PAUSED, Outcome.LOST)
@@ -210,7 +210,7 @@ class _Closing:
                 self.epoch,
                 n,
                 type,
-                to_json(data),
+                storable_json(data),
                 self.at,
             )
         )

@@ -91,7 +91,8 @@ class ShellRun(TurnRun):
             survivors, end = True, self._ended_by(error)
         else:
             end = self._ended_by(None)
-        self._output = turn.session.redactor.text(b"".join(self._heard).decode("utf-8", "replace"))
+        heard = b"".join(self._heard).replace(b"\0", b"\xef\xbf\xbd").decode("utf-8", "replace")
+        self._output = turn.session.redactor.text(heard)
         self._show(begins=False)
         if self.machine.stop is not StopReason.LEASE_LOST:
             self._keep()

@@ -20,6 +20,7 @@ from runner.store.port import (
     SessionRow,
     TurnRow,
 )
+from runner.wire.codec import storable_json
 
 Parameters = tuple[Any, ...]
 Keyed = TypeVar("Keyed", RecordRow, RecordKey)
@@ -60,7 +61,7 @@ def by_project(keyed: Iterable[Keyed]) -> dict[str, list[Keyed]]:
 
 
 def _text(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    return storable_json(value).decode()
 
 
 def _text_or_null(value: Any) -> str | None:

@@ -296,10 +296,9 @@ class Driver:
             self._send_frame()
             return
         self._meter.answered(result.get("usage"))
-        word = result.get("stopReason")
         code, message = (item.error.code, item.error.message) if item.error is not None else (None, "")
         self.journal.close_block()
-        self.feed(rules.Answered(word if isinstance(word, str) else None, code, message))
+        self.feed(rules.Answered(updates.stop_reason(result), code, message))
 
     def _is_stale(self, item: PromptAnswered, usage: bool) -> bool:
         behind, self._behind_cancel = self._behind_cancel, False

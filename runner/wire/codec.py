@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
+Value = TypeVar("Value")
 PING: Final = b'{"kind":"ping"}\n'
 SSE_PING: Final = b": ping\n\n"
 _CURSOR_HEAD: Final = b'{"kind":"event","cursor":"'
@@ -40,14 +41,15 @@ def storable_json(value: Any) -> bytes:
     return to_json(_clean(value, _DEEPEST, nul=False)) if _NUL in encoded else encoded
 
 
-def storable(value: Any) -> Any:
+def storable(value: Value) -> Value:
     """The value as it comes back from ``storable_json``; the same object when nothing of it changes."""
     try:
         if _NUL not in orjson.dumps(value):
             return value
     except (TypeError, ValueError):
         pass
-    return orjson.loads(storable_json(value))
+    cleaned: Value = orjson.loads(storable_json(value))
+    return cleaned
 
 
 def clean_text(text: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from runner.clock import parse_rfc3339
 from runner.errors import RunnerError
 from runner.rules.permission import Policy, Rule
+from runner.wire.codec import storable
 from runner.wire.fields import (
     ID_TEXT,
     MAX_NAMES,
@@ -178,8 +179,8 @@ class DispatchRequest(Part):
     limits: Limits = Field(default_factory=lambda: _LIMITS)
 
     def blocks(self) -> list[dict[str, Any]]:
-        """The prompt as ACP content blocks."""
-        return [{"type": "text", "text": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+        """The prompt as ACP content blocks; a NUL is U+FFFD for the agent too, so that all see what is stored."""
+        return storable([{"type": "text", "text": self.prompt}] if isinstance(self.prompt, str) else self.prompt)
 
     @property
     def secrets_expire_ms(self) -> int | None:

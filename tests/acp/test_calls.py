@@ -123,7 +123,7 @@ async def test_auth_required_has_its_own_code(bed: Bed, method: str) -> None:
         ({"code": -32603, "message": "no", "data": {"x": 1}}, -32603, "no"),
         ({"code": "5", "message": 7}, -32603, "{'code': '5', 'message': 7}"),
         ("boom", -32603, "boom"),
-        ({"code": 1, "message": "x" * 10_000}, 1, "x" * 4000),
+        ({"code": 1, "message": "x" * 10_000}, 1, "x" * 4000 + "…[truncated: 10000 characters]"),
         ({"code": 1, "message": "a\0b"}, 1, "a\ufffdb"),
     ],
 )

@@ -349,3 +349,95 @@ def first_frames(shown: list[dict[str, Any]], kind: str) -> list[str]:
             fresh = False
         fresh = fresh or event["type"] == kind
     return firsts
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shown"),
+    [
+        (["a\ud83d", "\ude00b"], ["a", "😀b"]),
+        (["\ud83d", "\ude00"], ["😀"]),
+        (["\ud83d", "", "\ude00"], ["😀"]),
+        (["\ud83d", "\ud83d", "\ude00"], ["\ufffd", "😀"]),
+        (["\ud83d", "x"], ["\ufffdx"]),
+        (["\ude00x"], ["\ufffdx"]),
+        (["x\ud83d"], ["x", "\ufffd"]),
+        (["😀", "é", "a", "a"], ["😀", "é", "a", "a"]),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("secrets", [(), (KEY,)])
+def test_a_character_torn_in_two_is_whole_again(chunks: list[str], shown: list[str], at_once: bool, secrets: Any):
+    desk = Desk(secrets=secrets)
+    for batch in [chunks] if at_once else [[chunk] for chunk in chunks]:
+        assert desk.journal.texts("message", None, batch) is (batch != [""])
+    desk.journal.close_block()
+    events = desk.shown()
+    assert [event["data"]["text"] for event in events[:-1]] == shown
+    assert events[-1]["data"]["text"] == "".join(shown) == desk.journal.text == desk.rows()[0][2]["text"]
+
+
+def test_a_secret_with_a_torn_character_never_shows():
+    desk = Desk(secrets=("geheim😀nis",))
+    desk.journal.texts("message", None, ["das geheim\ud83d"])
+    desk.journal.texts("message", None, ["\ude00nis da"])
+    desk.journal.close_block()
+    assert desk.rows()[0][2]["text"] == f"das {MASK} da"
+
+
+@pytest.mark.usefixtures("small")
+def test_a_torn_character_across_the_border_of_two_blocks():
+    desk = Desk()
+    desk.journal.texts("message", None, ["1234567890\ud83d"])
+    desk.journal.texts("message", None, ["\ude00"])
+    desk.journal.close_block()
+    assert [row[2]["text"] for row in desk.rows()] == ["1234567890", "😀"]
+
+
+@pytest.mark.parametrize("secrets", [(), (KEY,)])
+def test_a_chunk_that_is_too_large_is_several_frames_and_blocks_and_nothing_of_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch, secrets: Any
+):
+    monkeypatch.setattr(module, "FRAME_CHARS", 4)
+    monkeypatch.setattr(module, "BLOCK_CHARS", 8)
+    desk = Desk(secrets=secrets)
+    text = "".join(chr(ord("a") + n % 26) for n in range(21))
+    desk.journal.texts("message", None, ["xy", text, "", "z"])
+    desk.journal.close_block()
+    events = desk.shown()
+    frames = [event["data"]["text"] for event in events if event["type"] == "message_delta"]
+    assert "".join(frames) == f"xy{text}z" == desk.journal.text
+    assert max(map(len, frames)) == 4
+    blocks = [row[2]["text"] for row in desk.rows()]
+    assert "".join(blocks) == f"xy{text}z"
+    assert max(map(len, blocks)) < 12
+    assert [event["cursor"] for event in events] == [f"3.{n}" for n in range(1, len(events) + 1)]
+
+
+def test_a_nul_anywhere_in_an_event_is_one_character_that_every_store_takes():
+    desk = Desk()
+    record = (E.TOOL_CALL, {"tool_call_id": "a", "raw_output": {"k\0": ["v\0", "\\u0000"]}})
+    desk.journal.event(E.TOOL_CALL_UPDATE, {"tool_call_id": "a", "content": ["\0"]}, as_record=record)
+    assert brief(desk.shown())[0][2] == {"tool_call_id": "a", "content": ["\ufffd"]}
+    assert desk.rows()[0][2] == {"tool_call_id": "a", "raw_output": {"k\ufffd": ["v\ufffd", "\\u0000"]}}
+
+
+def test_an_event_that_is_too_large_is_cut_and_says_so_but_never_what_a_client_sent():
+    desk = Desk()
+    desk.journal.event(E.PLAN, {"entries": [{"content": "x" * 1000}] * 2000})
+    desk.journal.event(E.USER_MESSAGE, {"content": [{"type": "text", "text": "x" * 2_000_000}]})
+    plan, message = desk.shown()
+    assert len(desk.records[0].data) < 1_200_000
+    assert plan["data"] == desk.rows()[0][2]
+    assert plan["data"]["truncated"] is True
+    assert plan["data"]["bytes"] > 2_000_000
+    assert len(message["data"]["content"][0]["text"]) == 2_000_000
+
+
+def test_a_message_id_of_the_agents_own_is_short():
+    desk = Desk()
+    desk.journal.texts("message", "i" * 100_000, ["a", "b"])
+    desk.journal.texts("message", "i" * 100_000 + "j", ["c"])
+    desk.journal.close_block()
+    assert [row[2]["text"] for row in desk.rows()] == ["ab", "c"]
+    assert len({row[2]["message_id"] for row in desk.rows()}) == 2
+    assert max(len(row[2]["message_id"]) for row in desk.rows()) == 200
