@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.store.port import Admission, Appended, Store
-from tests.store.rows import PROJECT, admission, ended, ending, prompt, question, record, session, turn
+from tests.store.rows import PROJECT, admission, command, ended, ending, prompt, question, record, session, turn
 
 
 async def test_an_empty_store_answers_with_nothing(store: Store):
@@ -30,7 +30,7 @@ async def test_an_empty_store_answers_with_nothing(store: Store):
 
 async def test_admit_writes_everything_together(store: Store):
     row = Admission(
-        session(config={"harness": "demo", "env": {"ä": "\x00"}}, agent_state={"id": "a"}, usage={"in": 1}, head_n=2),
+        session(config={"harness": "demo", "env": {"ä": "\x01"}}, agent_state={"id": "a"}, usage={"in": 1}, head_n=2),
         turn(resumes="t0"),
         prompt(content=[{"type": "text", "text": "höllo"}]),
         [question(request={"options": [1]})],
@@ -44,6 +44,29 @@ async def test_admit_writes_everything_together(store: Store):
     assert await store.prompt(PROJECT, "s", "p1") == row.prompt
     assert await store.interactions(PROJECT) == list(row.interactions)
     assert await store.records(PROJECT, "s", None, 10) == list(row.records)
+
+
+async def test_what_postgresql_has_no_place_for_comes_back_with_a_marker_from_every_store(store: Store):
+    """NUL is no character of its text, and none of ``jsonb``; a backslash before ``u0000`` is one."""
+    odd, kept = {"a\0": ["\0", "\\u0000", "😀"]}, {"a\ufffd": ["\ufffd", "\\u0000", "😀"]}
+    row = Admission(
+        session(config=odd, agent_state=odd),
+        turn(),
+        prompt(content=[odd], options=odd),
+        [question(request=odd)],
+    )
+    assert await store.admit(row)
+    stored = await store.session(PROJECT, "s")
+    assert stored is not None
+    assert stored.config == stored.agent_state == kept
+    known = await store.prompt(PROJECT, "s", "p1")
+    assert known is not None
+    assert (known.content, known.options) == ([kept], kept)
+    [asked] = await store.interactions(PROJECT, "s")
+    assert asked.request == kept
+    await store.submit_command(command(arguments=odd))
+    [issued] = await store.open_commands((PROJECT, "s"))
+    assert issued.arguments == kept
 
 
 @pytest.mark.parametrize("second", [turn("t2", 1), turn("t1", 2), turn("t1", 1), turn("t1", 2, in_session="other")])
