@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.clock import rfc3339
@@ -35,6 +35,7 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
         "usage": usage_now(session, live, now),
         "created_at": rfc3339(session.created_at),
         "updated_at": rfc3339(session.updated_at),
+        **_origin(session.agent_state),
     }
 
 
@@ -62,7 +63,14 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[Inte
         "usage": cleaned(row.usage),
         "created_at": rfc3339(row.created_at),
         "updated_at": rfc3339(row.updated_at),
+        **_origin(row.agent_state),
     }
+
+
+def _origin(agent_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a fork's history is from."""
+    made = agent_state.get("fork")
+    return {"forked_from": {"session_id": made["forked_from"], "after": made["after"]}} if made else {}
 
 
 def open_questions(session: Session) -> list[InteractionRow]:

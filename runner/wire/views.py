@@ -202,6 +202,7 @@ class SessionView(TypedDict):
     usage: dict[str, Any] | None
     created_at: str
     updated_at: str
+    forked_from: NotRequired[dict[str, str]]
 
 
 @with_config(_OPEN)

@@ -61,6 +61,7 @@ async def test_a_fork_has_the_history_up_to_a_cursor_and_goes_on_from_there(bed:
     assert bed.provider.copied == [("s", name)]
     view = await bed.sessions.view(CALLER, name)
     assert (view["state"], view["last_turn"], view["open_interactions"], view["usage"]) == ("idle", None, [], {})
+    assert view["forked_from"] == {"session_id": "s", "after": head}
     assert name in [item["session_id"] for item in (await bed.sessions.sessions(CALLER, 10, None))["items"]]
     *copied, notice = await records(bed, name)
     unlike = ("record_id", "session_id")

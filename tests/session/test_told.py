@@ -119,3 +119,13 @@ async def test_of_more_than_is_ever_told_the_end_is_kept(bed: Bed, monkeypatch: 
     assert LEFT_OUT in told
     assert "answer 3." in told
     assert "question 1." not in told
+
+
+async def test_what_the_store_has_is_told_although_more_is_on_its_way(bed: Bed) -> None:
+    await first_turn(bed)
+    await lose_seat(bed)
+    bed.store.failing["caught_up"] = 1
+    _, agent = await next_turn(bed)
+    told = prompt_texts(agent)[0]
+    assert MISSING in told
+    assert "the first answer" in told
