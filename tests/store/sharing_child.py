@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.store.port import Admission, Appended, Ending
+from runner.store.port import Admission, Appended, Ending, Store
+from runner.store.postgres.store import PostgresStore
 from runner.store.sqlite import SqliteStore
 from tests.store.rows import PROJECT, command, ended, ending, record, session, turn
 
@@ -23,7 +24,7 @@ FULL = b'"' + b"x" * 2000 + b'"'
 class Racer:
     """Races for each epoch's turn, for its ending and for its commands; writes a session of its own meanwhile."""
 
-    def __init__(self, store: SqliteStore, name: str) -> None:
+    def __init__(self, store: Store, name: str) -> None:
         self.store = store
         self.name = name
         self.won: dict[str, list[str]] = {"admit": [], "end": [], "claim": []}
@@ -73,8 +74,13 @@ class Racer:
         assert await self.store.end(ending(own, session=session(name, head_epoch=epoch)))
 
 
-async def main(path: Path, name: str) -> None:
-    store = await SqliteStore.open(path)
+async def open_store(place: str) -> Store:
+    """The store at a path, or at a URL."""
+    return await (PostgresStore.open(place) if "://" in place else SqliteStore.open(Path(place)))
+
+
+async def main(place: str, name: str) -> None:
+    store = await open_store(place)
     racer = Racer(store, name)
     await racer.race()
     doubled = [won for won in racer.won.values() if max(Counter(won).values(), default=1) > 1]
@@ -85,4 +91,4 @@ async def main(path: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(sys.argv[1], sys.argv[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,19 @@ import asyncpg
 import pytest
 
 from runner.errors import RunnerError
-from runner.store.port import Admission, Appended
-from runner.store.postgres.store import PostgresStore
+from runner.store.port import Admission, Appended, RecordRow
+from runner.store.postgres.steps import TEXTS
+from runner.store.postgres.store import PostgresStore, begin
 from tests.postgres_server import PostgresServer
 from tests.store.rows import PROJECT, admission, command, ended, ending, prompt, question, record, session, turn
 
+HOT = (
+    *("insert_turn", "end_turn", "save_session", "save_prompt", "save_interaction", "insert_record", "standing"),
+    *("answer_interaction", "claim_command", "settle_command", "end_command", "same_command", "command_of_key"),
+    *("session", "sessions", "sessions_before", "prompt", "waiting_prompts_of", "context_prompts", "turn", "last_turn"),
+    *("session_open_turns", "records", "interaction", "session_interactions", "session_open_commands", "record_exists"),
+    *("quarantined", "expired_records", "expired_quarantine", "ended_turns", "turn_told", "feed", "open_turns"),
+)
 SECONDS = 1.0
 """Of a call, in tests that wait until one is given up."""
 
@@ -223,6 +232,39 @@ async def test_what_cannot_be_reached_says_where_but_not_the_password(postgres_u
     assert error.code == "store_unavailable"
     assert password not in error.message
     assert "wr0ng" not in error.message
+
+
+async def test_a_frozen_replica_does_not_hold_its_sessions_for_ever(
+    store: PostgresStore, other: asyncpg.Connection, postgres_url: str
+):
+    """Its transaction is ended by the server; until then others are told that the store is not there."""
+    await store.admit(admission())
+    settings = {"idle_in_transaction_session_timeout": f"{SECONDS * 2000:.0f}ms"}
+    frozen = await asyncpg.connect(postgres_url, server_settings=settings)
+    await frozen.execute(begin([(PROJECT, "s")]))
+    assert (await refused(store.append([record(1)]))).code == "store_unavailable"
+    assert await store.append([], [question(in_session="s2", turn_id="t2")]) == Appended(0, 1), "others go on"
+    async with asyncio.timeout(SECONDS * 10):
+        while not await store.ready() or not await appended(store, record(2)):
+            await asyncio.sleep(0)
+    frozen.terminate()
+
+
+async def appended(store: PostgresStore, row: RecordRow) -> bool:
+    try:
+        return await store.append([row]) == Appended(1)
+    except RunnerError:
+        return False
+
+
+async def test_a_statement_finds_its_rows_by_an_index(store: PostgresStore, other: asyncpg.Connection):
+    await other.execute("SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan")
+    for name in HOT:
+        await other.execute(f"PREPARE {name} AS {TEXTS[name]}")
+        count = len(set(re.findall(r"\$\d+", TEXTS[name])))
+        nulls = f"({', '.join(['NULL'] * count)})" if count else ""
+        plan = "\n".join(row[0] for row in await other.fetch(f"EXPLAIN EXECUTE {name} {nulls}"))
+        assert "Seq Scan" not in plan, f"{name}:\n{plan}"
 
 
 async def test_several_replicas_find_an_empty_database_at_once(postgres_url: str):

@@ -1,4 +1,4 @@
-"""Several processes on one file: nothing is lost, nothing fails, every race has one winner."""
+"""Several processes on one file or database: nothing is lost, nothing fails, every race has one winner."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runner.store.sqlite import SqliteStore
+from runner.store.port import Store
 from tests.store.rows import PROJECT, admission
-from tests.store.sharing_child import ROUNDS, SESSIONS
+from tests.store.sharing_child import ROUNDS, SESSIONS, open_store
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("a", "b", "c")
@@ -30,9 +30,9 @@ async def line(process: Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-async def race(path: Path, processes: list[Process]) -> list[dict[str, Any]]:
+async def race(place: str, processes: list[Process]) -> list[dict[str, Any]]:
     """Let the children go round by round, all at once; what each said at its end."""
-    processes += [await child("sharing_child", str(path), name) for name in NAMES]
+    processes += [await child("sharing_child", place, name) for name in NAMES]
     for _ in range(ROUNDS):
         assert [await line(process) for process in processes] == ["ready"] * len(NAMES)
         for process in processes:
@@ -54,11 +54,17 @@ async def processes():
             await process.wait()
 
 
-async def test_three_processes_share_a_store(tmp_path: Path, processes: list[Process]):
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the processes meet: a path, or the URL of an empty database."""
+    return str(tmp_path / "db") if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+async def test_three_processes_share_a_store(place: str, processes: list[Process]):
     async with asyncio.timeout(SECONDS):
-        said = await race(tmp_path / "db", processes)
+        said = await race(place, processes)
     assert len({one["store_id"] for one in said}) == 1
-    store = await SqliteStore.open(tmp_path / "db")
+    store = await open_store(place)
     try:
         await turns_are_right(store, said)
         await commands_are_right(store, said)
@@ -67,7 +73,7 @@ async def test_three_processes_share_a_store(tmp_path: Path, processes: list[Pro
         await store.close()
 
 
-async def turns_are_right(store: SqliteStore, said: list[dict[str, Any]]) -> None:
+async def turns_are_right(store: Store, said: list[dict[str, Any]]) -> None:
     admitted = [turn_id for one in said for turn_id in one["admit"]]
     assert sorted(turn_id.rsplit("-", 1)[0] for turn_id in admitted) == sorted(
         f"{name}-{epoch}" for name in SESSIONS for epoch in range(1, ROUNDS + 1)
@@ -82,7 +88,7 @@ async def turns_are_right(store: SqliteStore, said: list[dict[str, Any]]) -> Non
     assert await store.open_turns() == []
 
 
-async def commands_are_right(store: SqliteStore, said: list[dict[str, Any]]) -> None:
+async def commands_are_right(store: Store, said: list[dict[str, Any]]) -> None:
     names = {key for one in said for key in one["commands"]}
     assert len(names) == 2 * ROUNDS * len(SESSIONS)
     for key in names:
@@ -93,7 +99,7 @@ async def commands_are_right(store: SqliteStore, said: list[dict[str, Any]]) -> 
     assert sorted(claims) == sorted((row.command_id, row.claimed_by) for row in stored)
 
 
-async def records_are_right(store: SqliteStore, said: list[dict[str, Any]]) -> None:
+async def records_are_right(store: Store, said: list[dict[str, Any]]) -> None:
     for name in NAMES:
         found = await store.records(PROJECT, f"own-{name}", None, 10_000)
         assert [(row.epoch, row.n) for row in found] == [(e, n) for e in range(1, ROUNDS + 1) for n in range(20)]
@@ -105,15 +111,12 @@ async def records_are_right(store: SqliteStore, said: list[dict[str, Any]]) -> N
     assert await store.quarantined(PROJECT, 10) == []
 
 
-async def test_a_process_that_is_killed_while_it_writes_leaves_the_others_a_store(
-    tmp_path: Path, processes: list[Process]
-):
-    path = tmp_path / "db"
-    store = await SqliteStore.open(path)
+async def test_a_process_that_is_killed_while_it_writes_leaves_the_others_a_store(place: str, processes: list[Process]):
+    store = await open_store(place)
     try:
         async with asyncio.timeout(SECONDS):
             for attempt in range(3):
-                killed = await child("writing_child", str(path), f"k{attempt}-")
+                killed = await child("writing_child", place, f"k{attempt}-")
                 processes.append(killed)
                 said = [(await line(killed)).split() for _ in range(40)]
                 killed.kill()

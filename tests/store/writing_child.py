@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
 from runner.store.port import Admission
-from runner.store.sqlite import SqliteStore
 from tests.store.rows import ending, record, session, turn
+from tests.store.sharing_child import open_store
 
 
-async def write_for_ever(path: Path, prefix: str) -> None:
-    store = await SqliteStore.open(path)
+async def write_for_ever(place: str, prefix: str) -> None:
+    store = await open_store(place)
     print("store", store.store_id, flush=True)
 
     async def work(name: str) -> None:
@@ -29,4 +28,4 @@ async def write_for_ever(path: Path, prefix: str) -> None:
     await asyncio.gather(*(work(f"{prefix}{n}") for n in range(4)))
 
 
-asyncio.run(write_for_ever(Path(sys.argv[1]), *sys.argv[2:] or ["s"]))
+asyncio.run(write_for_ever(sys.argv[1], *sys.argv[2:] or ["s"]))

@@ -11,6 +11,9 @@ from runner.errors import RunnerError
 REFUSED: Final = ("22", "23", "54", "P0")
 """SQLSTATE classes of a row's own fault: its data, a constraint, a limit, a trigger that says no."""
 
+BROKEN: Final = ("08", "57P", "25006")
+"""SQLSTATEs by their beginning of a connection that is of no use any more; the last is a primary that is none now."""
+
 AGAIN: Final = ("40001", "40P01")
 """SQLSTATEs of a transaction that gave way to another one: nothing of it was written."""
 
@@ -45,8 +48,8 @@ def gave_way(error: BaseException) -> bool:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection broke, or was found broken."""
+    """Whether the connection broke, was found broken, or leads to the wrong server."""
     if isinstance(error, asyncpg.PostgresError):
-        return str(error.sqlstate or "").startswith(("08", "57P"))
+        return str(error.sqlstate or "").startswith(BROKEN)
     broken = asyncpg.InterfaceError | asyncpg.InternalClientError | OSError
     return isinstance(error, broken) and not is_refusal(error)
