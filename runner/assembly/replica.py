@@ -139,7 +139,7 @@ async def build(
     calls = _Calls()
     stories = Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    shown = LiveFile(live_dir, replica_id) if live_dir is not None else None
+    shown = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, shown=shown)
     registry.tell = stories.teller("interaction")
     provisioner = _provisioner(settings, state_dir, providers, clock)

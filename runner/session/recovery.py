@@ -16,7 +16,7 @@ from runner.clock import Clock, parse_rfc3339
 from runner.errors import RunnerError
 from runner.ids import outside_of, parse_cursor, record_id
 from runner.rules.pool import Key
-from runner.rules.recovered import Recovered, Shown, Stored
+from runner.rules.recovered import BLOCKS, Recovered, Shown, Stored
 from runner.rules.unfinished import READ, unfinished
 from runner.session.ending import result_outside_of_turns
 from runner.session.history import pages
@@ -158,7 +158,18 @@ def _fold(epochs: Mapping[int, _Epoch], lines: bytes, durable: bool) -> None:
         epoch, item = _shown(line, durable=durable)
         found = epochs[epoch]
         if found.fold is not None and (item.turn_id is None or item.turn_id in found.wanted):
-            found.fold.take(item)
+            for event in _each(item):
+                found.fold.take(event)
+
+
+def _each(item: Shown) -> Iterator[Shown]:
+    """The events of a line: consecutive deltas may be one."""
+    texts = item.data.get("texts") if item.type in BLOCKS else None
+    if texts is None:
+        yield item
+        return
+    for n, text in enumerate(texts, item.n):
+        yield item._replace(n=n, data={"message_id": item.data["message_id"], "text": text})
 
 
 def _row(key: Key, epoch: int, item: Shown) -> RecordRow:

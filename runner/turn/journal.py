@@ -69,7 +69,8 @@ class Journal:
     """Writes one turn's events in order.
 
     ``collect`` takes records that must become durable; the owner decides when. Every event shown gets the next cursor.
-    ``keep`` gets what is about to be shown and is not durable yet, so that a kill of the process does not lose it.
+    ``keep`` gets what is about to be shown and is not durable yet, so that a kill of the process does not lose it; and
+    the same in fewer bytes, where frames have such a form.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Journal:
         redactor: Redactor,
         collect: Callable[[RecordRow], None],
         append: Callable[[Chunk], None] | None = None,
-        keep: Callable[[Chunk], None] | None = None,
+        keep: Callable[[Chunk, bytes], None] | None = None,
     ) -> None:
         self.project = project
         self.session_id = session_id
@@ -143,12 +144,12 @@ class Journal:
             append=self._append,
         )
 
-    def _append(self, chunk: Chunk) -> None:
+    def _append(self, chunk: Chunk, short: bytes = b"") -> None:
         if self._held is not None:
             self._held.append(chunk)
             return
         if self._keep is not None:
-            self._keep(chunk)
+            self._keep(chunk, short)
         self._shows(chunk)
 
     @property
@@ -255,8 +256,8 @@ class Journal:
         type = EventType.MESSAGE_DELTA if block.kind == "message" else EventType.THOUGHT_DELTA
         first = self.head.take(len(chunks))
         at = rfc3339(self._clock.now_ms())
-        lines = self._formatter.delta_lines(self.head.epoch, first, at, type, block.message_id, chunks)
-        self._append(Chunk(self.head.epoch, first, first + len(chunks) - 1, self.prompt_id, lines))
+        lines, short = self._formatter.deltas(self.head.epoch, first, at, type, block.message_id, chunks)
+        self._append(Chunk(self.head.epoch, first, first + len(chunks) - 1, self.prompt_id, lines), short)
         block.first = block.first or f"{self.head.epoch}.{first}"
         joined = "".join(chunks)
         block.parts.append(joined)

@@ -1,16 +1,16 @@
 """What was shown and is not in the store yet survives kill -9 of the process in a local file (DESIGN 3.9).
 
-An entry is written with one system call before its events are shown. It is a head, the key (project, NUL, session), and
-a body of event lines. A segment that nobody needs any more is deleted; those of a process that was killed stay, for
-``read``.
+An entry is in the file before its events are shown. It is a head, the key (project, NUL, session), and a body of event
+lines; the file is mapped, so that writing is a copy of bytes: no call that waits, and none that lets another thread in.
+A segment that nobody needs any more is used again or deleted; those of a process that was killed stay, for ``read``.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -18,22 +18,25 @@ from typing import Final, NamedTuple
 from runner.turn.log import Chunk
 
 log = logging.getLogger("runner.turn")
-SEGMENT_BYTES: Final = 8 * 1024 * 1024
+SEGMENT_BYTES: Final = 4 * 1024 * 1024
 MOST_BYTES: Final = 512 * 1024 * 1024
 """How much is kept of turns that do not end; of what is older only the frames of open blocks and tool calls matter."""
-SMALL_BYTES: Final = 1024 * 1024
-"""A segment that nobody needs is emptied when it is larger."""
-JOINED_BYTES: Final = 64 * 1024
+RETRY_SECONDS: Final = 1.0
 MAGIC: Final = b"Lf"
 DURABLE: Final = 1
-HEAD: Final = Struct("<2sBBHII")
-_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+HEAD: Final = Struct("<BxHI2s")
+"""Flags, lengths of key and body, and the magic, which is written last: only then is there an entry."""
+END: Final = bytes(HEAD.size)
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 Key = tuple[str, str]
 
 
 class Entry(NamedTuple):
-    """Events of one session that were shown together; ``durable``: they are records, as the store keeps them."""
+    """Events of one session that were shown together; ``durable``: they are records, as the store keeps them.
+
+    Frames may be one line, with ``texts`` in place of ``text``.
+    """
 
     key: Key
     durable: bool
@@ -41,13 +44,56 @@ class Entry(NamedTuple):
 
 
 class Segment:
-    """One file, and the sessions that need it: something in it may be nowhere else."""
+    """One mapped file, and the sessions that need it: something in it may be nowhere else.
 
-    def __init__(self, path: Path) -> None:
+    Its bytes are reserved when it is made, so that a full disk is met there and not at a write.
+
+    Raises:
+        OSError: it cannot be made; then it is not there.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
         self.path = path
-        self.fd = os.open(path, _FLAGS, 0o600)
-        self.size = 0
+        self.size = size
+        self.used = 0
         self.keys: set[Key] = set()
+        fd = os.open(path, _FLAGS, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            self._bytes = mmap.mmap(fd, size)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+    def write(self, key: Key, flags: int, name: bytes, body: bytes) -> None:
+        """Add an entry, which must fit."""
+        at = self.used
+        start = at + HEAD.size
+        end = start + len(name) + len(body)
+        self._bytes[start : end + HEAD.size] = name + body + END
+        HEAD.pack_into(self._bytes, at, flags, len(name), len(body), MAGIC)
+        self.used = end
+        self.keys.add(key)
+
+    def restart(self) -> None:
+        """Begin anew: nobody needs what is in it."""
+        self._bytes[: HEAD.size] = END
+        self.used = 0
+
+    def leave(self) -> None:
+        """Nothing is written to it any more."""
+        if not self._bytes.closed:
+            self._bytes.close()
+
+    def remove(self) -> None:
+        """It is needed no longer."""
+        self.leave()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a segment of the live file stays: %s", error)
 
 
 class LiveFile:
@@ -58,20 +104,29 @@ class LiveFile:
     Args:
         folder: made with mode 0700 when missing.
         replica_id: whose file it is.
+        now: seconds that only grow.
     """
 
     def __init__(
-        self, folder: Path, replica_id: str, *, segment_bytes: int = SEGMENT_BYTES, most_bytes: int = MOST_BYTES
+        self,
+        folder: Path,
+        replica_id: str,
+        now: Callable[[], float],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self._folder = folder
         self._replica_id = replica_id
         self._segment_bytes = segment_bytes
         self._most_bytes = most_bytes
+        self._now = now
         self._segments: list[Segment] = []
         self._made = 0
         self._over = False
+        self._again_at = 0.0
         self.failing: str | None = None
-        """Why the last write failed, None when it did not."""
+        """Why nothing can be written now."""
         self.unwritten = 0
         """How many entries could not be written."""
 
@@ -79,61 +134,41 @@ class LiveFile:
         """What one session writes with."""
         return Pen(self, (project, session_id))
 
-    def write(self, key: Key, head: bytes, name: bytes, body: bytes) -> None:
+    def write(self, key: Key, flags: int, name: bytes, body: bytes) -> None:
         """Append one entry; never raises."""
-        size = len(head) + len(name) + len(body)
-        done = 0
+        segment = self._segments[-1] if self._segments else None
+        needed = 2 * HEAD.size + len(name) + len(body)
+        if segment is None or segment.size - segment.used < needed:
+            segment = self._next(needed)
+            if segment is None:
+                self.unwritten += 1
+                return
+        segment.write(key, flags, name, body)
+
+    def _next(self, needed: int) -> Segment | None:
+        if self._over or (self.failing is not None and self._now() < self._again_at):
+            return None
         try:
-            segment = self._segments[-1] if self._segments else self._next()
-            if segment.size >= self._segment_bytes:
-                segment = self._next()
-            if size < JOINED_BYTES:
-                done = os.write(segment.fd, head + name + body)
-            else:
-                done = os.writev(segment.fd, (head, name, body))
-            if done != size:
-                raise OSError(f"{done} of {size} bytes were written")
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = self._folder / f"{self._replica_id}.{self._made + 1:06d}"
+            segment = Segment(path, max(self._segment_bytes, needed))
         except OSError as error:
-            self._failed(error, torn=done > 0)
-            return
-        segment.size += size
-        segment.keys.add(key)
+            if self.failing is None:
+                log.error("the live file cannot grow: a kill of this runner would lose what it shows now: %s", error)
+            self.failing, self._again_at = str(error), self._now() + RETRY_SECONDS
+            return None
         if self.failing is not None:
             log.warning("the live file is written again; %d entries were not", self.unwritten)
             self.failing = None
-
-    def _next(self) -> Segment:
-        if self._over:
-            raise OSError("the live file is closed")
-        if not self._made:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._made += 1
-        segment = Segment(self._folder / f"{self._replica_id}.{self._made:06d}")
         if self._segments:
-            last = self._segments[-1]
-            os.close(last.fd)
-            last.fd = -1
+            self._segments[-1].leave()
         self._segments.append(segment)
         self._drop_unneeded()
         while len(self._segments) > 1 and sum(part.size for part in self._segments) > self._most_bytes:
             log.error("the live file is larger than %d bytes; its oldest segment is dropped", self._most_bytes)
-            self._remove(self._segments.pop(0))
+            self._segments.pop(0).remove()
         return segment
-
-    def _failed(self, error: OSError, *, torn: bool) -> None:
-        if self._over:
-            return
-        self.unwritten += 1
-        if self.failing is None:
-            log.error("the live file cannot be written: a kill of this runner would lose what it shows now: %s", error)
-        self.failing = str(error)
-        if torn:
-            segment = self._segments[-1]
-            try:
-                os.ftruncate(segment.fd, segment.size)
-            except OSError:
-                # Behind half an entry nothing can be read: what follows begins a segment of its own.
-                segment.size = self._segment_bytes
 
     def settled(self, key: Key) -> None:
         """Everything that a session showed is in the store."""
@@ -142,26 +177,13 @@ class LiveFile:
         self._drop_unneeded()
 
     def _drop_unneeded(self) -> None:
-        if any(not segment.keys for segment in self._segments[:-1]):
+        if len(self._segments) > 1 and not all(segment.keys for segment in self._segments[:-1]):
             for segment in self._segments[:-1]:
                 if not segment.keys:
-                    self._remove(segment)
+                    segment.remove()
             self._segments = [*(part for part in self._segments[:-1] if part.keys), self._segments[-1]]
-        last = self._segments[-1] if self._segments else None
-        if last is not None and not last.keys and last.size >= SMALL_BYTES:
-            try:
-                os.ftruncate(last.fd, 0)
-                last.size = 0
-            except OSError as error:
-                log.debug("a segment of the live file was not emptied: %s", error)
-
-    def _remove(self, segment: Segment) -> None:
-        if segment.fd >= 0:
-            os.close(segment.fd)
-        try:
-            segment.path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("a segment of the live file stays: %s", error)
+        if self._segments and not self._segments[-1].keys:
+            self._segments[-1].restart()
 
     @property
     def paths(self) -> list[Path]:
@@ -173,31 +195,29 @@ class LiveFile:
         self._over = True
         for segment in self._segments:
             if segment.keys:
-                if segment.fd >= 0:
-                    os.close(segment.fd)
+                segment.leave()
                 log.warning("what %d sessions showed waits for the next start", len(segment.keys))
             else:
-                self._remove(segment)
+                segment.remove()
         self._segments = []
 
 
 class Pen:
     """Writes the chunks of one session."""
 
-    __slots__ = ("_crc", "_file", "_name", "_size", "key")
+    __slots__ = ("_file", "_name", "key")
 
     def __init__(self, file: LiveFile, key: Key) -> None:
         self.key = key
         self._file = file
         self._name = "\0".join(key).encode()
-        self._size = len(self._name)
-        self._crc = zlib.crc32(self._name)
 
-    def write(self, chunk: Chunk) -> None:
-        """Keep a chunk that is about to be shown; of an update that has a record, that. Never raises."""
-        body = chunk.whole or chunk.lines
-        head = HEAD.pack(MAGIC, chunk.durable, 0, self._size, len(body), zlib.crc32(body, self._crc))
-        self._file.write(self.key, head, self._name, body)
+    def write(self, chunk: Chunk, short: bytes = b"") -> None:
+        """Keep a chunk that is about to be shown; of an update that has a record, that. Never raises.
+
+        ``short``: the same in fewer bytes, as ``EventFormatter.deltas`` makes it.
+        """
+        self._file.write(self.key, DURABLE * chunk.durable, self._name, short or chunk.whole or chunk.lines)
 
     def settled(self) -> None:
         """Everything that the session showed is in the store."""
@@ -217,7 +237,8 @@ def left_by(folder: Path) -> dict[str, list[Path]]:
 def read(paths: Iterable[Path]) -> Iterator[Entry]:
     """Every whole entry of these segments, in the order in which they were written; blocks.
 
-    A segment ends where it was torn. One that is gone was somebody else's to read.
+    A segment ends at what is no entry: where nothing was written yet, or a kill tore one. One that is gone was somebody
+    else's to read.
 
     Raises:
         OSError: it cannot be read.
@@ -228,20 +249,19 @@ def read(paths: Iterable[Path]) -> Iterator[Entry]:
         except FileNotFoundError:
             continue
         at = 0
-        while (entry := _entry(data, at)) is not None:
-            at += HEAD.size + entry[0]
-            yield entry[1]
-        if at < len(data):
-            log.warning("%s is torn: its last %d bytes are no whole entry", path.name, len(data) - at)
+        while (found := _entry(data, at)) is not None:
+            at, entry = found
+            yield entry
 
 
 def _entry(data: bytes, at: int) -> tuple[int, Entry] | None:
-    if at + HEAD.size > len(data):
-        return None
-    magic, flags, _, named, size, crc = HEAD.unpack_from(data, at)
+    """The entry at a place, and where it ends."""
     start = at + HEAD.size
-    whole = data[start : start + named + size]
-    if magic != MAGIC or len(whole) != named + size or zlib.crc32(whole) != crc:
+    if start > len(data):
         return None
-    project, _, session_id = whole[:named].decode().partition("\0")
-    return named + size, Entry((project, session_id), bool(flags & DURABLE), whole[named:])
+    flags, named, size, magic = HEAD.unpack_from(data, at)
+    middle, end = start + named, start + named + size
+    if magic != MAGIC or end > len(data) or data[end - 1 : end] != b"\n":
+        return None
+    project, _, session_id = data[start:middle].decode().partition("\0")
+    return end, Entry((project, session_id), bool(flags & DURABLE), data[middle:end])

@@ -167,23 +167,29 @@ class EventFormatter:
             message_id: any text; it is escaped.
             texts: one delta each, in order.
         """
-        if not texts:
-            return b""
+        return self.deltas(epoch, first_n, at, event_type, message_id, list(texts))[0] if texts else b""
+
+    def deltas(
+        self, epoch: int, first_n: int, at: str, event_type: str, message_id: str, texts: list[str]
+    ) -> tuple[bytes, bytes]:
+        """As ``delta_lines``, of one text at least; and all as one line: the first, with ``texts`` in its data."""
+        encoded = to_json(texts)
         head = b'{"kind":"event","cursor":"%d.' % epoch
-        middle = b'",%b"at":"%b","type":"%b","data":{"message_id":%b,"text":"' % (
+        middle = b'",%b"at":"%b","type":"%b","data":{"message_id":%b,"text' % (
             self._ids,
             at.encode(),
             event_type.encode(),
             to_json(message_id),
         )
-        tail = b'"}}\n'
-        bodies = _string_bodies(texts if isinstance(texts, list) else list(texts))
-        return b"".join([b"%b%d%b%b%b" % (head, n, middle, body, tail) for n, body in enumerate(bodies, start=first_n)])
+        short = b'%b%d%bs":%b}}\n' % (head, first_n, middle, encoded)
+        middle, tail = middle + b'":"', b'"}}\n'
+        bodies = _string_bodies(texts, encoded)
+        lines = [b"%b%d%b%b%b" % (head, n, middle, body, tail) for n, body in enumerate(bodies, start=first_n)]
+        return b"".join(lines), short
 
 
-def _string_bodies(texts: list[str]) -> list[bytes]:
-    """Each text as JSON without its quotes."""
-    encoded = to_json(texts)
+def _string_bodies(texts: list[str], encoded: bytes) -> list[bytes]:
+    """Each text as JSON without its quotes; ``encoded`` is the JSON of all."""
     # Cutting at '","' is exact unless an escaped quote stands before it: every other quote opens or closes a text.
     if b'\\","' in encoded:
         return [to_json(text)[1:-1] for text in texts]
