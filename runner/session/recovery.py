@@ -86,9 +86,9 @@ class _Epoch:
 async def _hand_in(paths: Sequence[Path], store: Store, clock: Clock) -> int:
     sessions: dict[Key, dict[int, _Epoch]] = {}
     async for key, lines, _ in _entries(paths):
-        epoch, first = _shown(lines[: lines.index(b"\n")], durable=False)
-        found = sessions.setdefault(key, {}).setdefault(epoch, _Epoch())
-        found.turns |= {first.turn_id} if first.turn_id is not None else set()
+        for epoch, first in _shown(lines.partition(b"\n")[0], durable=False):
+            found = sessions.setdefault(key, {}).setdefault(epoch, _Epoch())
+            found.turns |= {first.turn_id} if first.turn_id is not None else set()
     for key in list(sessions):
         if not await _prepare(store, key, sessions[key]):
             del sessions[key]
@@ -114,13 +114,23 @@ async def _entries(paths: Sequence[Path]) -> AsyncIterator[tuple[Key, bytes, boo
             await asyncio.sleep(0)
 
 
-def _shown(line: bytes, *, durable: bool) -> tuple[int, Shown]:
-    event: dict[str, Any] = orjson.loads(line)
-    cursor = parse_cursor(event["cursor"])
-    assert cursor is not None
-    at = parse_rfc3339(event["at"])
-    item = Shown(cursor[1], event["turn_id"], event["prompt_id"], event["type"], event["data"], at, durable)
-    return cursor[0], item
+def _shown(line: bytes, *, durable: bool) -> Iterator[tuple[int, Shown]]:
+    """The events of a line, each with its epoch: consecutive deltas may be one line. None of what is no event."""
+    try:
+        event: dict[str, Any] = orjson.loads(line)
+        cursor, data = parse_cursor(event["cursor"]), event["data"]
+        at = parse_rfc3339(event["at"])
+        item = Shown(cursor[1] if cursor else 0, event["turn_id"], event["prompt_id"], event["type"], data, at, durable)
+    except (ValueError, KeyError, TypeError) as error:
+        log.error("a line that a dead replica left is no event: %s", error)
+        return
+    if cursor is None:
+        return
+    if item.type not in BLOCKS or "texts" not in data:
+        yield cursor[0], item
+        return
+    for n, text in enumerate(data["texts"], item.n):
+        yield cursor[0], item._replace(n=n, data={"message_id": data["message_id"], "text": text})
 
 
 async def _prepare(store: Store, key: Key, epochs: Mapping[int, _Epoch]) -> bool:
@@ -128,6 +138,7 @@ async def _prepare(store: Store, key: Key, epochs: Mapping[int, _Epoch]) -> bool
     session = await store.session(*key)
     if session is None or session.ended_at is not None:
         return False
+    await store.caught_up(*key)
     for found in epochs.values():
         for turn_id in found.turns:
             turn = await store.turn(*key, turn_id)
@@ -155,21 +166,11 @@ async def _prepare(store: Store, key: Key, epochs: Mapping[int, _Epoch]) -> bool
 
 def _fold(epochs: Mapping[int, _Epoch], lines: bytes, durable: bool) -> None:
     for line in lines.splitlines():
-        epoch, item = _shown(line, durable=durable)
-        found = epochs[epoch]
-        if found.fold is not None and (item.turn_id is None or item.turn_id in found.wanted):
-            for event in _each(item):
-                found.fold.take(event)
-
-
-def _each(item: Shown) -> Iterator[Shown]:
-    """The events of a line: consecutive deltas may be one."""
-    texts = item.data.get("texts") if item.type in BLOCKS else None
-    if texts is None:
-        yield item
-        return
-    for n, text in enumerate(texts, item.n):
-        yield item._replace(n=n, data={"message_id": item.data["message_id"], "text": text})
+        for epoch, item in _shown(line, durable=durable):
+            found = epochs.get(epoch)
+            wanted = found is not None and (item.turn_id is None or item.turn_id in found.wanted)
+            if wanted and found is not None and found.fold is not None:
+                found.fold.take(item)
 
 
 def _row(key: Key, epoch: int, item: Shown) -> RecordRow:
@@ -179,34 +180,34 @@ def _row(key: Key, epoch: int, item: Shown) -> RecordRow:
 
 
 async def _write(store: Store, clock: Clock, key: Key, rows: Sequence[RecordRow], epoch: _Epoch) -> None:
-    questions = await _questions(store, rows)
-    prompts = await _prompts(store, key, rows, epoch)
+    late = 0
+    for start in range(0, len(rows), BATCH):
+        late += await _batch(store, clock, rows[start : start + BATCH])
+    if late:
+        log.error("%d records of session %s that a dead replica had shown came too late", late, key[1])
+        return
+    questions, prompts = await _questions(store, rows), await _prompts(store, key, rows, epoch)
+    if questions or prompts:
+        await store.append([], questions, prompts)
+
+
+async def _batch(store: Store, clock: Clock, rows: Sequence[RecordRow]) -> int:
+    """Write records; how many came too late. One that the store refuses takes no neighbour with it (case G2)."""
     try:
-        for part in _parts(rows):
-            last = part[-1] is rows[-1]
-            appended = await store.append(part, questions if last else [], prompts if last else [])
-            if appended.quarantined:
-                log.error("%d records of session %s that a dead replica showed came too late", len(part), key[1])
+        return (await store.write_batch(rows)).quarantined
     except RunnerError as error:
         if error.code != "internal":
             raise
-        await _one_by_one(store, clock, rows)
-
-
-def _parts(rows: Sequence[RecordRow]) -> Iterator[Sequence[RecordRow]]:
-    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))
-
-
-async def _one_by_one(store: Store, clock: Clock, rows: Sequence[RecordRow]) -> None:
-    """One row that the store refuses must not take its neighbours with it (case G2)."""
+    late = 0
     for row in rows:
         try:
-            await store.append([row])
+            late += (await store.write_batch([row])).quarantined
         except RunnerError as error:
             if error.code != "internal":
                 raise
             log.error("record %s (%s) of session %s was refused: %s", row.record_id, row.type, row.session_id, error)
             await store.quarantine([row], REFUSED, clock.now_ms())
+    return late
 
 
 async def _prompts(store: Store, key: Key, rows: Sequence[RecordRow], epoch: _Epoch) -> list[PromptRow]:

@@ -189,6 +189,7 @@ class Bed:
         plane: Any = None,
         replica_id: str = "rep_1",
         proven_dead: Callable[[ReplicaInfo], bool] | None = None,
+        live_dir: Path | None = None,
         live: LiveBus | None = None,
     ) -> Bed:
         """A replica over doubles that suspend like real ones; what an earlier one left in ``store`` is reconciled."""
@@ -196,7 +197,7 @@ class Bed:
         store = SlowStore() if store is None else store
         replica = await build(
             Settings.model_validate(settings or {}),
-            state_dir=Path("/nowhere"),
+            state_dir=Path("/nowhere") if live_dir is None else live_dir.parent,
             replica_id=replica_id,
             store=store,
             plane=SlowPlane() if plane is None else plane,
@@ -204,6 +205,7 @@ class Bed:
             clock=LoopClock(),
             ids=CountingIds("" if replica_id == "rep_1" else f"{replica_id}_"),
             proven_dead=proven_dead,
+            live_dir=live_dir,
             live=live,
         )
         return cls(replica, provider, store)
@@ -269,6 +271,11 @@ class Bed:
             services.pool._timer.cancel()
         for sandbox in self.provider.sandboxes:
             sandbox.agent.exit(137)
+        for _ in range(5):
+            # Who is dead notices nothing of its agents' end.
+            await asyncio.sleep(0)
+            for task in list(services.tasks._live):
+                task.cancel()
 
     async def close(self) -> None:
         await self.replica.close()
