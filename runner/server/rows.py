@@ -69,17 +69,16 @@ async def _append(own: Coordination, rows: list[RecordRow]) -> Appended:
     except RunnerError as error:
         if error.code != "internal":
             raise
-    accepted = quarantined = 0
+    done = Appended(0)
     for row in rows:
         try:
-            done = await own.store.append([row])
+            done += await own.store.append([row])
         except RunnerError as error:
             if error.code != "internal":
                 raise
             await own.store.quarantine([row], REFUSED, own.clock.now_ms())
-            done = Appended(0, 1)
-        accepted, quarantined = accepted + done.accepted, quarantined + done.quarantined
-    return Appended(accepted, quarantined)
+            done += Appended(0, 1)
+    return done
 
 
 def _record(project: str, item: RecordItem, turn: TurnRow | None) -> RecordRow:

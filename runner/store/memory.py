@@ -96,7 +96,8 @@ class MemoryStore(MemoryUpkeep):
         fresh = self._fresh(records)
         self._save_session(row)
         self._save((), (), fresh)
-        self._unfeed((row.project, row.session_id))
+        if records:
+            self._unfeed((row.project, row.session_id))
         return True
 
     async def caught_up(self, project: str, session_id: str) -> None:

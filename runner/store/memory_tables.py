@@ -76,10 +76,15 @@ class MemoryTables(MemoryFeed):
         """Why a record does not count; one that is stored already does."""
         if (row.project, row.record_id) in self._record_ids:
             return None
-        session = self._sessions.get((row.project, row.session_id))
-        ended = session is not None and rows.session_row(session).ended_at is not None
         newest = self._newest_epochs(row.project, row.session_id)
-        return late(row.turn_id, row.epoch, self._standing(row), *newest, ended=ended)
+        return late(row.turn_id, row.epoch, self._standing(row), *newest, ended=self._over(row))
+
+    def _over(self, row: RecordRow) -> bool:
+        session = self._sessions.get((row.project, row.session_id))
+        return session is not None and rows.session_row(session).ended_at is not None
+
+    def _deleted(self, row: RecordRow) -> bool:
+        return self._over(row) and self._newest_turn(row.project, row.session_id) is None
 
     def _asked_late(self, row: InteractionRow) -> bool:
         if row.status in CLOSED or (row.project, row.interaction_id) in self._interactions:
@@ -100,7 +105,7 @@ class MemoryTables(MemoryFeed):
 
     def _set_aside(self, row: RecordRow, reason: str, at: int) -> None:
         name = (row.project, row.record_id)
-        if name not in self._record_ids and name not in self._aside:
+        if name not in self._record_ids and name not in self._aside and not self._deleted(row):
             self._asides += 1
             self._aside[name] = (self._asides, rows.quarantine_parameters(row, reason, at))
 

@@ -120,7 +120,7 @@ class Store(Protocol):
         ...
 
     async def quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
-        """Set records aside; one that is stored or set aside already is a no-op."""
+        """Set records aside; one that is stored or set aside already is a no-op, so is one of a deleted session."""
         ...
 
     async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:

@@ -117,8 +117,9 @@ async def test_deleting_a_session_deletes_what_was_set_aside(store: Store):
     await store.delete_session_content(PROJECT, "s")
     left = await store.quarantined(PROJECT, 10)
     assert [row.record.session_id for _, row in left] == ["s2"]
-    await store.quarantine([record(3)], "why", 1)
-    assert (await store.quarantined(PROJECT, 10, left[-1][0]))[0][1].record == record(3), "no number is given again"
+    await store.quarantine([record(3), record(4, in_session="s3")], "why", 1)
+    ((_, row),) = await store.quarantined(PROJECT, 10, left[-1][0])
+    assert row.record.session_id == "s3", "no number is given again, and nothing of a deleted session comes back"
 
 
 @pytest.mark.parametrize("head", [(3, 4), (2, 9)])

@@ -163,6 +163,19 @@ async def test_a_missing_ending_is_written_once_even_when_the_session_has_moved_
     assert (found.head_epoch, found.head_n) == (5, 1)
 
 
+async def test_an_ending_that_was_refused_is_found_and_told_case_g8(store: Store):
+    """Case G8: its record is in quarantine, its turn is marked as lacking it, and gets another one."""
+    await store.admit(admission(records=[record(1)]))
+    refused = record(1, type="done", record_id="rec_refused")
+    assert await store.end(ending(turn(), records=[record(2), refused]))
+    assert [(row.record, row.reason) for _, row in await store.quarantined(PROJECT, 9)] == [(refused, "refused")]
+    (lacking,) = await store.ended_turns(None, FIRST, 9)
+    assert (lacking.turn_id, lacking.told) == ("t1", False)
+    assert await store.add_ending(record(3, type="done", record_id="rec_told"))
+    assert [row.told for row in await store.ended_turns(None, FIRST, 9)] == [True]
+    assert [row.type for row in await store.records(PROJECT, "s", None, 9)] == ["message", "message", "done"]
+
+
 async def test_a_missing_ending_takes_nobody_s_cursor(store: Store):
     await store.admit(admission(records=[record(1)]))
     await store.end(ending(turn()))

@@ -72,6 +72,11 @@ SELECT CAST(?1 AS TEXT), CAST(?2 AS TEXT), CAST(?3 AS TEXT), CAST(?4 AS TEXT), C
        CAST(?7 AS BIGINT), CAST(?8 AS TEXT), CAST(?9 AS BLOB), CAST(?10 AS BIGINT), CAST(?11 AS TEXT),
        CAST(?12 AS BIGINT)
 WHERE NOT EXISTS (SELECT 1 FROM records WHERE project = ?1 AND record_id = ?3)
+  AND NOT EXISTS (
+    SELECT 1 FROM sessions
+    WHERE project = ?1 AND session_id = ?2 AND ended_at IS NOT NULL
+      AND NOT EXISTS (SELECT 1 FROM turns WHERE project = ?1 AND session_id = ?2)
+  )
 ON CONFLICT DO NOTHING;
 
 -- name: insert_command
