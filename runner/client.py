@@ -25,6 +25,8 @@ CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 60.0
 SHELL_SECONDS: Final = 120.0
 """How long a command may run when the caller does not say."""
+COPY_SECONDS: Final = 60.0
+"""How long a server may copy a workspace."""
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 
 
@@ -183,7 +185,8 @@ class Client:
     ) -> dict[str, Any]:
         """A new session with the history up to ``after``; with ``session_id`` the same one when it is asked again."""
         body = _given(after=after, session_id=session_id, allow_incomplete=allow_incomplete)
-        return await self._call("POST", f"/v1/sessions/{_id(session)}/fork", body, accepted=(200, 201))
+        path = f"/v1/sessions/{_id(session)}/fork"
+        return await self._call("POST", path, body, seconds=self._read_seconds + COPY_SECONDS, accepted=(200, 201))
 
     async def events(
         self, session: str, *, after: str | None = None, follow: bool = False

@@ -100,6 +100,7 @@ def config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in SPENT}
 
 
-def notice(session_id: str, after: str, workspace: str) -> dict[str, Any]:
-    """What the fork's history says behind all that it took over."""
-    return {"kind": FORKED, "session_id": session_id, "after": after, "workspace": workspace, "message": BEGUN}
+def notice(session_id: str, after: str, workspace: str, reason: str | None = None) -> dict[str, Any]:
+    """What the fork's history says behind all that it took over; ``reason``: why its workspace is empty."""
+    said = {"kind": FORKED, "session_id": session_id, "after": after, "workspace": workspace, "message": BEGUN}
+    return said if reason is None else {**said, "reason": reason}

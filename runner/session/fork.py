@@ -87,7 +87,7 @@ async def fork(services: Services, session: Session, request: ForkRequest) -> Re
     taken, missing = await _history(services, session, to, after, request)
     workspace, reason = await _workspace(services, session, to[1])
     now_ms = services.clock.now_ms()
-    head = taken.close(after, now_ms, rules.notice(session.session_id, request.after, workspace))
+    head = taken.close(after, now_ms, rules.notice(session.session_id, request.after, workspace, reason))
     made: dict[str, Any] = {
         "session_id": to[1],
         "forked_from": session.session_id,

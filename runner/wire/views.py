@@ -46,6 +46,27 @@ class Timings(TypedDict):
 
 
 @with_config(_OPEN)
+class Usage(TypedDict, total=False):
+    """What is known of what a turn cost; of a session the sum over its ``turns``, and the newest ``context``.
+
+    ``cost`` is by currency. Tokens and cost are there where the agent reports them.
+    """
+
+    turns: int
+    input_tokens: int
+    output_tokens: int
+    thought_tokens: int
+    cached_read_tokens: int
+    cached_write_tokens: int
+    total_tokens: int
+    cost: dict[str, float]
+    context: dict[str, int]
+    turn_seconds: float
+    sandbox_seconds: float
+    warm_seconds: float
+
+
+@with_config(_OPEN)
 class Result(TypedDict):
     """What a prompt came to."""
 
@@ -61,7 +82,7 @@ class Result(TypedDict):
     absorbed_by: NotRequired[str]
     error: NotRequired[Failure | None]
     text: str
-    usage: dict[str, Any] | None
+    usage: Usage
     start: str | None
     reason: str | None
     timings: Timings | dict[str, Any]
@@ -199,7 +220,7 @@ class SessionView(TypedDict):
     isolation: str | None
     last_turn: dict[str, Any] | None
     open_interactions: list[Any]
-    usage: dict[str, Any] | None
+    usage: Usage
     created_at: str
     updated_at: str
     forked_from: NotRequired[dict[str, str]]

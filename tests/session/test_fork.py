@@ -246,3 +246,16 @@ async def test_a_record_that_no_store_could_hold_is_missing_in_a_fork_behind_it(
         await fork(bed, f"{rows[-1].epoch}.{rows[-1].n}")
     assert (await fork(bed, f"{rows[-2].epoch}.{rows[-2].n}")).body["complete"]
     assert (await exported(bed))[-1]["missing"] == ["records"]
+
+
+@pytest.mark.parametrize("found", ["none", "too_large"])
+async def test_a_workspace_that_is_not_copied_is_told(bed: Bed, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def copy_workspace(project: str, session_id: str, to: str) -> str:
+        return found
+
+    monkeypatch.setattr(bed.provider, "copy_workspace", copy_workspace)
+    await bed.turn()
+    made = (await fork(bed, (await records(bed))[-1]["cursor"])).body
+    assert (made["workspace"], made["reason"]) == ("empty", found)
+    notice = (await records(bed, made["session_id"]))[-1]["data"]
+    assert (notice["workspace"], notice["reason"]) == ("empty", found)
