@@ -50,7 +50,7 @@ class PostgresServer:
         self._programs = _programs()
         self._directory = Path(tempfile.mkdtemp(prefix="acp-postgres-"))
         self._data = self._directory / "data"
-        self._password = secrets.token_hex(8)
+        self.password = secrets.token_hex(8)
         self._process: subprocess.Popen[bytes] | None = None
         self._made = 0
         self.port = 0
@@ -69,7 +69,7 @@ class PostgresServer:
 
     def url(self, database: str | None = None) -> str:
         """``postgresql://postgres:<password>@127.0.0.1:<port>/<database>``, by default the newest one."""
-        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/{database or self.database}"
+        return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database or self.database}"
 
     def fresh(self) -> str:
         """The URL of an empty database; the one before it is gone, with everybody who was connected."""
@@ -151,7 +151,7 @@ class PostgresServer:
 
     def _initialise(self) -> None:
         secret = self._directory / "password"
-        secret.write_text(self._password)
+        secret.write_text(self.password)
         if os.geteuid() == 0:
             for path in (self._directory, secret):
                 shutil.chown(path, _user().pw_uid)

@@ -97,6 +97,7 @@ async def test_a_turn_ends_while_the_database_is_away(
     again = await session.prompt(session.other(owner), POLITE)
     assert again["ok"]
     assert outcomes(await session.check())[again["turn_id"]] == "completed"
+    assert postgres_server.password not in fresh.said()
 
 
 async def ready(cluster: Cluster, sessions: Sessions) -> bool:
