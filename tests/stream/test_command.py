@@ -29,12 +29,16 @@ class Machine:
 
     def __init__(self, folder: Path, redis: str) -> None:
         self.folder = folder
+        self.redis = redis
         self.database = folder / "store.sqlite3"
         self.config = folder / "acp-runner.toml"
-        self.config.write_text(
-            f'[store]\nurl = "sqlite:///{self.database}"\n[records]\nstream = "{redis}"\n[turn]\ndrain_seconds = 1\n'
-        )
+        self.over(f"sqlite:///{self.database}")
         self.started: list[Process] = []
+
+    def over(self, store: str) -> None:
+        """Name a store in the configuration."""
+        records = f'[records]\nstream = "{self.redis}"\n'
+        self.config.write_text(f'[store]\nurl = "{store}"\n{records}[turn]\ndrain_seconds = 1\n')
 
     async def start(self, *words: str, state: str = "state") -> Process:
         directory = str(self.folder / state)
@@ -118,8 +122,13 @@ async def test_a_stream_needs_a_shared_store(machine: Machine) -> None:
     assert (code, "records.stream: needs a shared store" in said) == (1, True)
 
 
-async def test_a_turn_of_a_real_server_arrives_by_the_worker(machine: Machine, stream: RedisRecordStream) -> None:
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+async def test_a_turn_of_a_real_server_arrives_by_the_worker(
+    store: str, machine: Machine, stream: RedisRecordStream, request: pytest.FixtureRequest
+) -> None:
     """The worker takes no lock that ``serve`` holds; what clients read is the same before and after it ran."""
+    if store == "postgresql":
+        machine.over(request.getfixturevalue("postgres_url"))
     server, ready = await machine.ready("serve", "--port", "0")
     token = (machine.folder / "state" / "token").read_text().strip()
     async with Client(ready["url"], token) as client:
