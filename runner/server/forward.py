@@ -36,6 +36,9 @@ DEAF_ROUNDS: Final = 2
 # Commands are rows of the shared store, and followers outlive a change of the owner (``relay``).
 STAYS: Final = frozenset({"cancelTurn", "killSession"})
 FOLLOWS: Final = "readEvents"
+# What the shared store tells as well, but for the last moments of an owner that does not answer.
+STORED: Final = frozenset({"readEvents", "listRecords", "exportSession"})
+STORED_SECONDS: Final = 2.0
 _NAME_OF: Final = {route.handler: route.name for route in ROUTES}
 MAYBE_TAKEN: Final = (
     "The replica that holds this session went away while it worked on this request, which it may have taken. "
@@ -97,6 +100,8 @@ class Forwarder:
                 if owner is None:
                     failed[target.replica_id] = None
                 elif not await self._owners.gone(owner.replica_id):
+                    if _is_stored(request):
+                        return await handler(request)
                     raise held_by(owner) from None
             except RunnerError as error:
                 # Whoever was asked did nothing: it is full, or the session has moved since it was looked for.
@@ -128,9 +133,10 @@ class Forwarder:
             return owner is None or owner.replica_id == target.replica_id
 
         body = await read_body(request) if request.body_exists else b""
+        headers, patience = headers_up(request), STORED_SECONDS if _is_stored(request) else None
         try:
             asked = await self._peers.ask(
-                target, request.method, path_of(request), headers_up(request), body=body, still=still
+                target, request.method, path_of(request), headers, body=body, still=still, patience=patience
             )
         except Broken:
             once = _NAME_OF.get(request.match_info.handler) == ONCE
@@ -194,6 +200,10 @@ async def _down(
 def _abort(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
+
+
+def _is_stored(request: web.Request) -> bool:
+    return _NAME_OF.get(request.match_info.handler) in STORED
 
 
 def _concerned(request: web.Request) -> bool:

@@ -29,6 +29,7 @@ from runner.wire.codec import PING, last_cursor
 
 CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.5
+FORGOTTEN_SECONDS: Final = 6.0
 TRIES: Final = 4
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 OVER: Final = frozenset({"not_found", "session_ended"})
@@ -103,6 +104,7 @@ class RelayReader:
         self._owner: Elsewhere | None = None
         self._quiet = True
         self._due = 0.0
+        self._unheld: float | None = None
 
     async def attach(self) -> None:
         """Read from whoever holds the session now; from the shared store when nobody does.
@@ -112,6 +114,8 @@ class RelayReader:
         """
         for _ in range(TRIES):
             owner = await self._look()
+            if owner is None and await self._forgotten():
+                raise RunnerError("plane_unavailable", "Nobody holds this session for now. Try again.", retry_after=1)
             source = await self._reader(owner)
             if source is not None:
                 self._source, self._owner, self._quiet = source, owner, True
@@ -142,7 +146,22 @@ class RelayReader:
             return live
 
     async def _look(self) -> Elsewhere | None:
-        return await self._relay.owners.elsewhere(self._caller.project, self._session_id)
+        owner = await self._relay.owners.elsewhere(*self._key)
+        if owner is not None:
+            self._unheld = None
+        return owner
+
+    async def _forgotten(self) -> bool:
+        """Whether the owner that was followed may be there although the plane does not name it.
+
+        One that a plane forgot renews within a beat; what it has shown meanwhile is not in the store yet.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._owner is None:
+            return False
+        if self._unheld is None:
+            self._unheld = now
+        return now - self._unheld < FORGOTTEN_SECONDS and await self._relay.owners.unsettled(*self._key)
 
     async def _upstream(self, owner: Elsewhere) -> Reader | None:
         """None: the owner is provably gone, so the next look finds another or none."""
@@ -201,17 +220,20 @@ class RelayReader:
         """Leave a source that another replica has overtaken, or that does not show what the store has."""
         try:
             owner = await self._look()
-            leave = (
-                _id(owner) != _id(self._owner)
-                or (owner is None and self._quiet and await self._missed())
-                or (owner is not None and isinstance(self._source, _Upstream) and self._over_bus(owner))
-            )
+            leave = await self._has_moved(owner)
         except RunnerError:
             leave = False
         if leave:
             self._leave()
         self._quiet = True
         self._due = asyncio.get_running_loop().time() + (0 if leave else CHECK_SECONDS)
+
+    async def _has_moved(self, owner: Elsewhere | None) -> bool:
+        if owner is None and self._owner is not None:
+            return not await self._forgotten()
+        if owner is None:
+            return self._quiet and await self._missed()
+        return _id(owner) != _id(self._owner) or (isinstance(self._source, _Upstream) and self._over_bus(owner))
 
     def _over_bus(self, owner: Elsewhere) -> bool:
         mirrors = self._relay.mirrors

@@ -64,6 +64,10 @@ class Whereabouts(Protocol):
         """The other replica that holds a session; None when this one does or nobody."""
         ...
 
+    async def unsettled(self, project: str, session_id: str) -> bool:
+        """Whether another replica's turn of a session has no ending yet."""
+        ...
+
     async def gone(self, replica_id: str) -> bool:
         """Whether a replica is provably gone; then its leases are free and its turns have their ending."""
         ...
@@ -99,6 +103,7 @@ class Peers:
         *,
         body: bytes = b"",
         still: Still | None = None,
+        patience: float | None = None,
     ) -> ClientResponse:
         """Send one request and wait for the head of its answer; closing the answer is the caller's.
 
@@ -112,6 +117,7 @@ class Peers:
             headers: of ``headers_up``.
             body: whole.
             still: asked each second while a request that may have taken effect has no answer.
+            patience: longest wait for the answer to a request that may be repeated; None: ``READ_SECONDS``.
 
         Raises:
             Unreached: nothing was done there, or the request may be repeated.
@@ -134,7 +140,8 @@ class Peers:
             )
         )
         try:
-            await self._head(asking, started, repeatable=method in REPEATABLE, sends=bool(body), still=still)
+            longest = (READ_SECONDS if patience is None else patience) if method in REPEATABLE else None
+            await self._head(asking, started, longest, sends=bool(body), still=still)
             return asking.result()
         except (ClientConnectorError, ConnectionTimeoutError, InvalidURL) as error:
             raise Unreached(str(error)) from error
@@ -150,8 +157,8 @@ class Peers:
         self,
         asking: asyncio.Future[ClientResponse],
         started: asyncio.Event,
+        longest: float | None,
         *,
-        repeatable: bool,
         sends: bool,
         still: Still | None,
     ) -> None:
@@ -165,8 +172,8 @@ class Peers:
             if sends and not started.is_set():
                 if waited >= TAKE_SECONDS:
                     raise Unreached("it does not take the request")
-            elif repeatable:
-                if waited >= READ_SECONDS:
+            elif longest is not None:
+                if waited >= longest:
                     raise Unreached("it does not answer")
             elif still is not None and not await still():
                 raise Broken("another replica has taken the session")

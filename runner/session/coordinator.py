@@ -214,7 +214,7 @@ class Coordinator:
         """See ``session.port.Sessions.records``."""
         session = await self._registry.existing(self._key(caller, session_id))
         cursor = cursor_of(after)
-        await session.outbox.flush()
+        await session.settle()
         rows = await self._services.store.records(session.project, session.session_id, cursor, limit + 1)
         items = [record_view(row) for row in rows[:limit]]
         return {"items": items, "next_cursor": items[-1]["cursor"] if len(rows) > limit else None}

@@ -114,6 +114,14 @@ class Owners:
         owner = turns[-1].replica_id if turns else self.me.replica_id
         return Elsewhere(owner, self._urls.get(owner)) if owner != self.me.replica_id else None
 
+    async def unsettled(self, project: str, session_id: str) -> bool:
+        """Whether another replica's turn of a session has no ending yet: who had it may renew what a plane forgot."""
+        try:
+            turns = await self._store.open_turns((project, session_id))
+        except RunnerError:
+            return True
+        return any(turn.replica_id != self.me.replica_id for turn in turns)
+
     async def reachable(self) -> bool:
         """Whether the plane answers now."""
         if not self._plane.shared:

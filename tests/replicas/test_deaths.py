@@ -95,6 +95,9 @@ async def test_nothing_counts_that_a_frozen_owner_does_when_it_wakes(
     with pytest.raises(ApiError) as owned:
         await session.dispatch(cluster.b, POLITE, prompt_id="early").result()
     assert (owned.value.code, owned.value.problem["owner"]) == ("owned_elsewhere", cluster.a.replica_id)
+    assert [
+        record["data"]["turn_id"] for record in await session.records(cluster.b) if "turn_id" in record["data"]
+    ] == [lost]
     await asyncio.sleep(LEASE)
     result = await session.prompt(cluster.b, POLITE, prompt_id="early")
     assert result["ok"], result

@@ -90,6 +90,7 @@ async def test_frames_of_an_owner_that_nobody_reaches(cluster: Cluster, session:
     second = Follower(session, cluster.b, first.lines[-1]["cursor"])
     gates[1].open()
     await second.until(lambda: second.text == "word2 ")
+    assert (await session.records(cluster.b))[0]["type"] == "session_busy"
     gates[2].open()
     assert (await turn.result())["ok"]
     seen, rest = await first.idle(), await second.idle()

@@ -20,13 +20,14 @@ from tests.server.double import TOKENS, FakeSessions, auth
 
 
 class Book:
-    """Who holds session ``s1``, where everybody is, and who is provably dead."""
+    """Who holds session ``s1``, where everybody is, who is provably dead, and whether a turn of it is ``unsettled``."""
 
     def __init__(self) -> None:
         self.holder: str | None = None
         self.urls: dict[str, str | None] = {}
         self.dead: set[str] = set()
         self.looks = 0
+        self.unsettled = False
 
 
 class FakeOwners:
@@ -49,6 +50,9 @@ class FakeOwners:
             return None
         assert holder is not None
         return Elsewhere(holder, self._book.urls.get(holder))
+
+    async def unsettled(self, project: str, session_id: str) -> bool:
+        return self._book.unsettled
 
     async def gone(self, replica_id: str) -> bool:
         if replica_id in self._book.dead:

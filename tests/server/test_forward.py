@@ -39,6 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr(upstream, "TAKE_SECONDS", 0.15)
     monkeypatch.setattr(upstream, "READ_SECONDS", 0.15)
+    monkeypatch.setattr(forward, "STORED_SECONDS", 0.15)
 
 
 async def ask(two: Neighbours, method: str, path: str, by: str = "a", **more: Any) -> tuple[int, Any, Any]:
@@ -218,6 +219,19 @@ async def test_a_frozen_owner_never_gets_the_body(two: Neighbours) -> None:
     assert b"the words" not in b"".join(heard)
     assert b"100-continue" in b"".join(heard)
     assert (await ask(two, "GET", S1))[1]["code"] == "owned_elsewhere"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("path", ["records?after=1.2", "events?after=1.2", "export"])
+async def test_what_the_store_has_is_told_without_an_owner_that_is_silent(two: Neighbours, path: str) -> None:
+    async def frozen(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    await two.odd("c", frozen)
+    assert (await ask(two, "GET", f"{S1}/{path}"))[0] == 200
+    two.nowhere("c")
+    assert (await ask(two, "GET", f"{S1}/{path}"))[0] == 200
+    assert len(two.sessions["a"].calls) == 2
 
 
 async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes = b"") -> bytes:

@@ -353,6 +353,30 @@ async def test_it_changes_between_the_bus_and_http(two: Neighbours) -> None:
         await over_http.closed.wait()
 
 
+async def test_it_waits_a_moment_for_an_owner_that_the_plane_forgot(
+    two: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case M8: while its turn has no ending; then the store alone tells what there is."""
+    monkeypatch.setattr(relay, "FORGOTTEN_SECONDS", 1.0)
+    two.book.holder = "b"
+    for name in ("a", "b"):
+        silent(two.sessions[name])
+    at = Following(two)
+    reader = await opened(two.sessions["b"])
+    reader.feed(text(1))
+    await at.until(b"part 1")
+    two.book.unsettled, two.book.holder, looks = True, None, two.book.looks
+    async with asyncio.timeout(5):
+        while two.book.looks < looks + 3:
+            await asyncio.sleep(0.002)
+    reader.feed(text(2))
+    await at.until(b"part 2")
+    assert two.sessions["a"].calls == []
+    (await opened(two.sessions["a"])).feed(text(3)).end()
+    await at.ended()
+    assert at.cursors == ["1.1", "1.2", "1.3"]
+
+
 async def test_the_bus_is_tried_where_http_fails(two: Neighbours) -> None:
     mirrors = FakeMirrors()
     stored(await two.add("d", mirrors=mirrors))

@@ -234,6 +234,23 @@ async def test_a_bus_that_goes_away_and_comes_back_costs_no_event(several: Sever
     assert follower.peers.asked > 0
 
 
+async def test_a_plane_that_forgets_the_owner_costs_no_resync(several: Several) -> None:
+    """Case M8: nobody holds the session until the owner's next beat; its turn is open, so it is waited for."""
+    a, b = await two(several)
+    _, agent, frame = await started(a)
+    follower = Followed(b)
+    agent.say("first ")
+    await said(follower, "first")
+    several.plane._leases.clear()
+    await asyncio.sleep(3)
+    agent.say("second ")
+    await said(follower, "second")
+    agent.answer(frame)
+    await follower.until("session_idle")
+    events = await follower.leave()
+    assert_contiguous(events)
+
+
 async def test_it_goes_on_when_the_owner_dies(several: Several) -> None:
     """Case H10: the lost turn's ending, then the next turn, which runs where it follows."""
     a, b = await two(several)
