@@ -1,6 +1,7 @@
 """What the runner costs over its parts, as figures and ratios of one run; nothing here is asserted in tests.
 
-Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions.
+Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions;
+``records``, followers, readers who are behind, and what durability costs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from scripts import bench_replicas
+from scripts import bench_records, bench_replicas
 from scripts.bench_server import Server, percentile
 
 DEMO = Path(__file__).resolve().parent.parent / "sandboxes" / "inside" / "demo_agent.py"
@@ -168,7 +169,8 @@ def row(name: str, value: float, sign: str, goal: float) -> str:
 
 def table(figures: dict[str, float]) -> str:
     """The figures with their goals, and the ratios of those that were taken."""
-    gates, ratios = GATES | bench_replicas.GATES, RATIOS | bench_replicas.RATIOS
+    gates = GATES | bench_replicas.GATES | bench_records.GATES
+    ratios = RATIOS | bench_replicas.RATIOS | bench_records.RATIOS
     rows = [row(name, value, *gates.get(name, ("", 0.0))) for name, value in figures.items()]
     for name, (over, under, sign, goal) in ratios.items():
         if over in figures:
@@ -179,7 +181,7 @@ def table(figures: dict[str, float]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    sections = ("runner", "replicas")
+    sections = ("runner", "replicas", "records")
     parser.add_argument("section", nargs="*", choices=sections, default=sections[0], help="which figures (runner)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--count", type=int, default=500, help="replicas: samples of each kind (500)")
@@ -190,6 +192,8 @@ def main() -> None:
         figures |= measure()
     if "replicas" in asked.section:
         figures |= bench_replicas.measure(asked.count, asked.sessions)
+    if "records" in asked.section:
+        figures |= bench_records.measure()
     print(json.dumps(figures) if asked.json else table(figures))
 
 

@@ -35,6 +35,14 @@ def speak(pause: float, over: threading.Event) -> None:
                 say(".")
 
 
+def plan(count: int) -> None:
+    """That many updates of which each is a record."""
+    for n in range(count):
+        entries = [{"content": f"step {n}", "status": "pending", "priority": "low"}]
+        update = {"sessionUpdate": "plan", "entries": entries}
+        send({"method": "session/update", "params": {"sessionId": "bench", "update": update}})
+
+
 def main() -> None:
     """Serve until stdin ends."""
     held = None
@@ -50,6 +58,10 @@ def main() -> None:
             case "session/prompt":
                 held, over = frame["id"], threading.Event()
                 say("held ")
+                if many := re.search(r"records (\d+)", line):
+                    plan(int(many[1]))
+                    send({"id": held, "result": {"stopReason": "end_turn"}})
+                    held = None
                 if times := re.search(r"speak (\d+)", line):
                     threading.Thread(target=speak, args=(1 / int(times[1]), over), daemon=True).start()
             case "session/cancel" if held is not None:

@@ -28,9 +28,11 @@ class Server:
     Args:
         folder: for the configuration, the log and the state directory.
         config: more TOML; with ``SHARED_TOKEN`` the server makes no token of its own.
+        module: what is run instead of the command line's own module.
     """
 
-    def __init__(self, folder: Path, config: str = "") -> None:
+    def __init__(self, folder: Path, config: str = "", module: str = "runner.cli.main") -> None:
+        self._module = module
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "bench.toml"
         self._config.write_text(f"[harness.bench]\ncommand = {AGENT}\n{config}")
@@ -42,7 +44,7 @@ class Server:
     def start(self) -> None:
         """Start it, again after ``kill``, and wait for its ready line; the port is a new one."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("ACP_RUNNER_")}
-        command = [sys.executable, "-m", "runner.cli.main", "serve", "--port", "0"]
+        command = [sys.executable, "-m", self._module, "serve", "--port", "0"]
         command += ["--state-dir", str(self._state), "--config", str(self._config)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=own)
@@ -72,6 +74,10 @@ class Server:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         raise SystemExit("the server is gone")
+
+    def stop(self) -> None:
+        """Drain it; ``start`` makes another one over the same state."""
+        self.close()
 
     def close(self) -> None:
         """Drain it, if it runs."""

@@ -59,6 +59,25 @@ class _Response(web.StreamResponse):
     _send_headers_immediately = False
 
 
+class _Frames:
+    """The newest lines of each form as chunks of a body: followers of one session send the same bytes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bool, tuple[bytes, bytes]] = {}
+
+    def of(self, lines: bytes, sse: bool) -> bytes:
+        kept = self._kept.get(sse)
+        if kept is not None and kept[0] is lines:
+            return kept[1]
+        body = to_sse(lines) if sse else lines
+        framed = b"%x\r\n%b\r\n" % (len(body), body)
+        self._kept[sse] = (lines, framed)
+        return framed
+
+
+_FRAMES: Final = _Frames()
+
+
 class Stream:
     """An async context: inside it lines may be sent; leaving it by an error cuts the connection.
 
@@ -77,9 +96,11 @@ class Stream:
         kind = _Response if quick else web.StreamResponse
         self.response = kind(headers=_HEADERS[form])
         self._cursor: str | None = None
+        self._quick = quick
 
     async def __aenter__(self) -> Stream:
         self._writer = cast("StreamWriter", await self.response.prepare(self._request))
+        self._chunked = self._writer.chunked and not self._quick
         self._task = asyncio.current_task()
         if self._task is not None:
             self._context.streams.add(self._task)
@@ -112,7 +133,13 @@ class Stream:
             TimeoutError: the client read nothing for that long.
             ConnectionError: it is gone.
         """
-        await self._writer.write(to_sse(lines) if self._sse else lines, drain=False)
+        if self._chunked:
+            transport = self._request.transport
+            if transport is None or transport.is_closing():
+                raise ConnectionResetError("the client has gone")
+            transport.write(_FRAMES.of(lines, self._sse))
+        else:
+            await self._writer.write(to_sse(lines) if self._sse else lines, drain=False)
         if self._request.protocol.writing_paused:
             async with asyncio.timeout(STALL_SECONDS):
                 await self._writer.drain()

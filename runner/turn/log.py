@@ -10,6 +10,9 @@ from typing import Final, NamedTuple
 READ_BYTES: Final = 256 * 1024
 LARGE_TIMES: Final = 3
 AGES: Final = 100
+CROWD: Final = 8
+CROWD_SECONDS: Final = 0.002
+GATHER_SECONDS: Final = 0.25
 
 
 class LogEnded(Exception):
@@ -58,6 +61,9 @@ class SessionLog:
         self._large: deque[int] = deque()
         self._readers: set[LogReader] = set()
         self._dropped = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._gathered = 0
+        self._shared: tuple[int, bool, int, bytes] | None = None
 
     def append(self, chunk: Chunk) -> None:
         """Add events and wake whoever waits for them."""
@@ -69,7 +75,10 @@ class SessionLog:
             self._trim()
         if self._ring_seconds is not None:
             self._note_age(self._ring_seconds)
-        self.wake()
+        if len(self._readers) > CROWD:
+            self._gather(len(chunk.lines))
+        else:
+            self.wake()
 
     def _note_age(self, keep: float) -> None:
         """From time to time, note which events are how old; the oldest note sets the timer."""
@@ -107,8 +116,45 @@ class SessionLog:
 
     def wake(self) -> None:
         """Let every reader look again: something came, or nothing will any more."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._gathered = 0
         for reader in self._readers:
             reader.wake()
+
+    def _gather(self, size: int) -> None:
+        """A crowd is woken less often, and long before what it has not read is much: the writer hardly notices it.
+
+        Whoever dispatched the prompt is not of the crowd.
+        """
+        self._gathered += size
+        for reader in [reader for reader in self._readers if reader.prompt_id is not None]:
+            reader.wake()
+        if not any(reader.waits for reader in self._readers):
+            return
+        if self._gathered * 4 > self._buffer_bytes:
+            self.wake()
+        elif self._gathering is None:
+            seconds = min(GATHER_SECONDS, CROWD_SECONDS * len(self._readers))
+            self._gathering = asyncio.get_running_loop().call_later(seconds, self.wake)
+
+    def shared(self, position: int, whole: bool) -> tuple[int, bytes]:
+        """What a reader of everything at ``position`` takes, and the position behind it; joined once for a crowd."""
+        if self._shared is not None and self._shared[:2] == (position, whole):
+            end, lines = self._shared[2:]
+            if end == self.end or len(lines) >= READ_BYTES:
+                return end, lines
+        parts: list[bytes] = []
+        end, size = position, 0
+        while size < READ_BYTES and (chunk := self.chunk(end)) is not None:
+            parts.append(chunk.whole if whole and chunk.whole else chunk.lines)
+            size += len(parts[-1])
+            end += 1
+        lines = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(self._readers) > CROWD and lines:
+            self._shared = (position, whole, end, lines)
+        return end, lines
 
     def _trim(self) -> None:
         # A reader that was cut already waits for nothing: it must not keep the ring at its largest.
@@ -141,6 +187,7 @@ class SessionLog:
         self._chunks.clear()
         self._large.clear()
         self._bytes = 0
+        self._shared = None
         self._dropped = False
         self.wake()
 
@@ -196,6 +243,8 @@ class SessionLog:
     def detach(self, reader: LogReader) -> None:
         """Forget a reader; idempotent."""
         self._readers.discard(reader)
+        if len(self._readers) <= CROWD:
+            self._shared = None
 
     def chunk(self, position: int) -> Chunk | None:
         """The chunk at a position; None when it is still to come. ``LogCut`` when it is gone."""
@@ -220,7 +269,7 @@ class LogReader:
         self._whole = whole
         self._linger_seconds = linger_seconds
         self.position = position
-        self._prompt_id = prompt_id
+        self.prompt_id = prompt_id
         self._after: tuple[int, int] = (-1, -1)
         self._waiter: asyncio.Future[None] | None = None
         self._finished: Callable[[], bool] = lambda: False
@@ -239,6 +288,11 @@ class LogReader:
         """Whether everything was delivered and nothing will follow."""
         return self._finished() and self.position >= self._log.end
 
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for it to be woken."""
+        return self._waiter is not None
+
     def wake(self) -> None:
         """Something changed; look again."""
         if self._waiter is not None and not self._waiter.done():
@@ -250,6 +304,11 @@ class LogReader:
         Raises:
             LogCut: the reader is behind what is kept.
         """
+        if self.prompt_id is None:
+            chunk = self._log.chunk(self.position)
+            if chunk is None or (chunk.epoch, chunk.first) > self._after:
+                self.position, lines = self._log.shared(self.position, self._whole)
+                return lines
         parts: list[bytes] = []
         size = 0
         while size < READ_BYTES:
@@ -257,7 +316,7 @@ class LogReader:
             if chunk is None:
                 break
             self.position += 1
-            if self._prompt_id is not None and chunk.prompt_id != self._prompt_id:
+            if self.prompt_id is not None and chunk.prompt_id != self.prompt_id:
                 continue
             lines = self._unseen(chunk)
             if lines:
