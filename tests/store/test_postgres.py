@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -185,6 +186,18 @@ async def test_what_no_column_can_hold_is_a_refused_row(store: PostgresStore, ro
     assert (await refused(store.append([row]))).code == "internal"
     assert (await refused(store.append([row, *(record(n) for n in range(2, 20))]))).code == "internal"
     assert await store.records(PROJECT, "s", None, 10) == []
+
+
+async def test_what_is_large_has_time(postgres_url: str):
+    """A batch of megabytes is no outage, however short the calls are."""
+    store = await PostgresStore.open(postgres_url)
+    await store.admit(admission())
+    hasty = await PostgresStore.open(postgres_url, seconds=0.5)
+    rows = [record(n, data=b'"' + random.Random(n).randbytes(100_000).hex().encode() + b'"') for n in range(1, 100)]
+    assert await hasty.write_batch(rows) == Appended(len(rows))
+    await hasty.close()
+    assert await store.records(PROJECT, "s", None, 100) == rows
+    await store.close()
 
 
 async def test_a_changed_plan_is_made_again(store: PostgresStore, other: asyncpg.Connection):

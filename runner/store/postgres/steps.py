@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.errors import RunnerError
@@ -14,6 +15,9 @@ from runner.store.writes import Ask, AskAll, Attempt, Run, Step, T, Work
 if TYPE_CHECKING:
     import asyncpg
 
+Allow = Callable[[int], Awaitable[None]]
+
+LARGE_BYTES: Final = 1024 * 1024
 MANY: Final = 8
 """From so many rows on they go as arrays in one statement, where the statement has such a form."""
 
@@ -30,12 +34,13 @@ class Refused(Exception):
     """A row of an ``Attempt`` was refused while no savepoint kept the rest: the transaction has to begin again."""
 
 
-async def perform(work: Work[T], connection: asyncpg.Connection, *, careful: bool) -> T:
+async def perform(work: Work[T], connection: asyncpg.Connection, allow: Allow, *, careful: bool) -> T:
     """Do what a write does.
 
     Args:
         work: the write.
         connection: in a transaction, which is spoilt when this raises.
+        allow: called with the size of a large statement before it is sent.
         careful: each ``Attempt`` has a savepoint. It costs two round trips, so it is for the second try.
 
     Raises:
@@ -45,13 +50,15 @@ async def perform(work: Work[T], connection: asyncpg.Connection, *, careful: boo
     answer: Any = None
     try:
         while True:
-            answer = await _do(connection, steps.send(answer), careful)
+            answer = await _do(connection, steps.send(answer), allow, careful)
     except StopIteration as done:
         value: T = done.value
         return value
 
 
-async def _do(connection: asyncpg.Connection, step: Step, careful: bool) -> Any:
+async def _do(connection: asyncpg.Connection, step: Step, allow: Allow, careful: bool) -> Any:
+    if isinstance(step, Run | Attempt) and (size := _bytes(step.rows)) > LARGE_BYTES:
+        await allow(size)
     if isinstance(step, Run):
         return await _run(connection, step)
     if isinstance(step, Ask):
@@ -59,6 +66,10 @@ async def _do(connection: asyncpg.Connection, step: Step, careful: bool) -> Any:
     if isinstance(step, AskAll):
         return await _ask_all(connection, step)
     return await _attempt(connection, step, careful)
+
+
+def _bytes(parameters: list[Parameters]) -> int:
+    return sum(len(value) for row in parameters for value in row if isinstance(value, bytes | str))
 
 
 async def _ask(connection: asyncpg.Connection, name: str, parameters: Parameters) -> list[Parameters]:

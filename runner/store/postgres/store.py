@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Self
 
@@ -27,14 +28,17 @@ log = logging.getLogger("runner.store")
 CALL_SECONDS: Final = 5.0
 CONNECTIONS: Final = 8
 IDLE_SECONDS: Final = 300.0
+SLOW_BYTES: Final = 2 * 1024 * 1024
+"""A second, which is what the database may need at worst."""
 STATEMENTS_KEPT: Final = 512
 
 
 class PostgresStore(SqlStore):
     """``Store`` over a pool of connections; ``open`` makes one.
 
-    Every call ends after ``seconds`` at most: a connection that does not answer is dropped. A call that is cancelled
-    goes on by itself until then, so no connection is left inside a transaction.
+    Every call ends after ``seconds`` at most, one that writes megabytes a little later: a connection that does not
+    answer is dropped. A call that is cancelled goes on by itself until then, so no connection is left inside a
+    transaction.
     """
 
     def __init__(
@@ -135,7 +139,9 @@ class PostgresStore(SqlStore):
 
         async def transaction(connection: asyncpg.Connection, attempt: _Attempt) -> Row:
             await connection.execute(opening)
-            written = await perform(work, connection, careful=attempt.careful)
+            written = await perform(
+                work, connection, partial(self._allow, connection, attempt), careful=attempt.careful
+            )
             attempt.committing = True
             await connection.execute("COMMIT")
             return written
@@ -182,7 +188,7 @@ class PostgresStore(SqlStore):
     ) -> Row:
         async with self._pool.acquire(timeout=max(0.0, deadline - self._loop.time())) as connection:
             attempt.connected = True
-            timer = self._loop.call_at(deadline, _drop, connection, attempt)
+            attempt.timer = self._loop.call_at(deadline, _drop, connection, attempt)
             try:
                 if not connection.met:
                     await self._meet(connection)
@@ -191,7 +197,14 @@ class PostgresStore(SqlStore):
                 await _leave(connection, error)
                 raise
             finally:
-                timer.cancel()
+                attempt.timer.cancel()
+
+    async def _allow(self, connection: asyncpg.Connection, attempt: _Attempt, size: int) -> None:
+        """Time for a large statement, of so many bytes: what a slow disk takes is no outage."""
+        seconds = self._seconds + size / SLOW_BYTES
+        await connection.execute(f"SET LOCAL statement_timeout = {round(seconds * 1000)}")
+        attempt.timer.cancel()
+        attempt.timer = self._loop.call_later(seconds, _drop, connection, attempt)
 
     async def _meet(self, connection: asyncpg.Connection) -> None:
         """Of each new connection: another store than before must not get what was meant for that one."""
@@ -240,7 +253,9 @@ async def look(url: str, seconds: float = CALL_SECONDS) -> tuple[int, str]:
 class _Attempt:
     """One try of a call, and how far it came."""
 
-    __slots__ = ("careful", "committing", "connected", "late", "tries")
+    __slots__ = ("careful", "committing", "connected", "late", "timer", "tries")
+
+    timer: asyncio.TimerHandle
 
     def __init__(self, *, careful: bool = False, tries: int = 1) -> None:
         self.careful = careful
