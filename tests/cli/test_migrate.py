@@ -13,6 +13,7 @@ from runner.sandbox.statelock import StateLock
 from runner.store.sql.schema import SCHEMA_VERSION
 from runner.store.sqlite import SqliteStore
 from tests.cli.conftest import Invoke
+from tests.store.migrations.databases import PostgresDatabase
 from tests.store.migrations.old import old_file
 
 
@@ -83,6 +84,15 @@ def test_a_shared_file(bare: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "Stop the runners that use it first" in refused(bare("migrate"))
     held.close()
     assert bare("migrate").stdout.startswith("0002 -> 0003")
+
+
+async def test_postgresql(bare: Invoke, postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+    await PostgresDatabase(postgres_url).migrate(1)
+    monkeypatch.setenv("ACP_RUNNER_STORE__URL", postgres_url)
+    done = await asyncio.to_thread(bare, "migrate")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("0001 -> 0002")
+    assert "postgres:" not in done.output, "no user, no password"
 
 
 def test_the_store_of_a_plane_is_migrated_there(bare: Invoke, monkeypatch: pytest.MonkeyPatch):
