@@ -88,8 +88,8 @@ class RunnerError(Exception):
         return self.facts.status or 500
 
     def as_event(self) -> dict[str, Any]:
-        """The ``{code, message, retryable}`` object of an ``error`` event or a result."""
-        return {"code": self.code, "message": self.message, "retryable": self.retryable}
+        """The ``{code, message, retryable}`` object of an ``error`` event or a result; stores have no NUL."""
+        return {"code": self.code, "message": self.message.replace("\0", "\ufffd"), "retryable": self.retryable}
 
 
 def turn_in_use() -> RunnerError:

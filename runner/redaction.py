@@ -9,6 +9,7 @@ from typing import Any, Final
 
 MASK: Final = "[secret]"
 _SHORTEST: Final = 6
+_DEEPEST: Final = 200
 
 
 def without_password(url: str) -> str:
@@ -41,15 +42,21 @@ class Redactor:
         return text if self._pattern is None else self._pattern.sub(MASK, text)
 
     def tree(self, value: Any) -> Any:
-        """A JSON value with every string in it masked, keys included; the same object when nothing is known."""
-        if self._pattern is None:
-            return value
+        """A JSON value with every string in it masked, keys included; the same object when nothing is known.
+
+        What is nested deeper than 200 levels becomes ``"…"``, as in ``wire.codec.to_json``.
+        """
+        return value if self._pattern is None else self._tree(value, _DEEPEST)
+
+    def _tree(self, value: Any, levels: int) -> Any:
         if isinstance(value, str):
             return self.text(value)
+        if isinstance(value, list | dict) and levels == 0:
+            return "…"
         if isinstance(value, list):
-            return [self.tree(item) for item in value]
+            return [self._tree(item, levels - 1) for item in value]
         if isinstance(value, dict):
-            return {self.text(key): self.tree(item) for key, item in value.items()}
+            return {self.text(key): self._tree(item, levels - 1) for key, item in value.items()}
         return value
 
     def held(self, text: str, start: int = 0) -> int:

@@ -25,7 +25,8 @@ class ToolCalls:
 
     def report(self, fields: dict[str, Any]) -> OpenTool:
         """Take what the agent says of a call; an unknown id is a new call. What is too large is cut, and says so."""
-        fields = {name: self._fitted(name, value) for name, value in fields.items()}
+        if len(to_json(fields)) > TITLE_CHARS:
+            fields = {name: self._fitted(name, value) for name, value in fields.items()}
         tool_call_id = fields["tool_call_id"]
         tool = self._live.tools.get(tool_call_id)
         if tool is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,3 +132,14 @@ def test_never_more_is_held_back_than_the_beginning_of_one_secret(spelling: tupl
         _, rest = redactor.split(raw)
         stream.feed(chunk)
         assert not rest or any(secret.startswith(rest) and secret != rest for secret in secrets)
+
+
+def test_a_tree_ends_where_json_of_ours_ends():
+    """An agent may nest as deep as the parser goes; nothing of ours recurses that deep."""
+    value: Any = "hunter2-secret"
+    for _ in range(1000):
+        value = [value]
+    masked = Redactor(["hunter2-secret"]).tree(value)
+    for _ in range(200):
+        [masked] = masked
+    assert masked == "…"

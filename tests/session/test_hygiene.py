@@ -254,6 +254,21 @@ async def test_a_text_of_a_hundred_megabytes_is_cut_nowhere(bed: Bed):
     assert [event["data"]["kind"] for event in stored if event["type"] == "notice"] == ["result_text_cut"]
 
 
+@pytest.mark.parametrize("secrets", [{}, {"KEY": "sk-live-12345"}])
+async def test_what_is_nested_too_deep_fails_no_turn(secrets: dict[str, str]):
+    bed = await Bed.make()
+    handle, agent, frame = await begun(bed, secrets=secrets)
+    call = {"sessionUpdate": "tool_call", "toolCallId": "t", "title": "x", "status": "completed", "rawInput": "@@"}
+    params = {"sessionId": "agent-session", "update": call}
+    line = json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": params})
+    agent.transport.agent.send_bytes(line.replace('"@@"', "[" * 1000 + "1" + "]" * 1000).encode() + b"\n")
+    agent.answer(frame)
+    assert (await handle.result())["outcome"] == "completed"
+    [tool] = [event["data"] for event in await same(bed, handle) if event["type"] == "tool_call"]
+    assert "…" in json.dumps(tool, ensure_ascii=False)
+    await bed.close()
+
+
 async def test_an_approval_covers_arguments_that_are_not_shown():
     """Two commands that begin alike are two questions, however long they are."""
     bindings = []
