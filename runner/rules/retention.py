@@ -18,11 +18,19 @@ def cutoff(now_ms: int, retention_days: int) -> int | None:
     return now_ms - retention_days * DAY_MS if retention_days > 0 else None
 
 
-def expired(before_ms: int, at: int, *, turn_goes_on: bool, turn_ended_at: int | None, prompt: str | None) -> bool:
+def expired(
+    before_ms: int,
+    at: int,
+    *,
+    turn_goes_on: bool,
+    turn_ended_at: int | None,
+    prompt: str | None,
+    outside_of_busy_session: bool,
+) -> bool:
     """Whether a record may go.
 
     A turn goes as a whole, once it is over for long enough: no history begins in the middle of a turn. A prompt that
-    waits or is paused keeps all of its turns, however long a human takes.
+    waits or is paused keeps all of its turns, however long a human takes, and what tells that the session is busy.
 
     Args:
         before_ms: what ``cutoff`` said.
@@ -30,8 +38,9 @@ def expired(before_ms: int, at: int, *, turn_goes_on: bool, turn_ended_at: int |
         turn_goes_on: its turn has no ending.
         turn_ended_at: when its turn ended; None when that goes on, or there is none.
         prompt: the state of its prompt, None when it has none.
+        outside_of_busy_session: it has neither turn nor prompt, and a turn or a prompt of its session goes on.
     """
-    if at >= before_ms or turn_goes_on or prompt in GOING_ON:
+    if at >= before_ms or turn_goes_on or outside_of_busy_session or prompt in GOING_ON:
         return False
     return turn_ended_at is None or turn_ended_at < before_ms
 

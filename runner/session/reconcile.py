@@ -102,8 +102,7 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
     head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
     head = max(head, (await newest(store, session)).head)
     open_now = await told(store, key)
-    busy = open_now.busy or (turn is not None and await store.pruned_to(*key) is not None)
-    open_now.busy = busy and not await store.waiting_prompts(key)
+    open_now.busy = open_now.busy and not await store.waiting_prompts(key)
     asked = [row for row in await _open_questions(store) if (row.project, row.session_id) == key]
     questions, waits_on = desk.close_all(asked, Cause.LOST), turn is not None and open_now.unsent
     if turn is not None and turn.prompt_id is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from runner.rules.late import late
-from runner.rules.retention import expired
+from runner.rules.retention import GOING_ON, expired
 from runner.store import rows
 from runner.store.memory_tables import MemoryTables
 from runner.store.port import EndedTurn, Expired, RecordKey, RecordRow
@@ -95,7 +95,13 @@ class MemoryUpkeep(MemoryTables):
             turn_goes_on=turn is not None and turn.outcome is None,
             turn_ended_at=turn.ended_at if turn is not None else None,
             prompt=rows.prompt_row(asked).state if asked is not None else None,
+            outside_of_busy_session=(row.turn_id, row.prompt_id) == (None, None) and self._goes_on(row),
         )
+
+    def _goes_on(self, row: RecordRow) -> bool:
+        of = (row.project, row.session_id)
+        open_turns = (turn.outcome is None for turn in self._all_turns() if (turn.project, turn.session_id) == of)
+        return any(open_turns) or any(prompt.state in GOING_ON for prompt in self._prompts_of(of))
 
     def _old_asides(
         self, project: str | None, before_ms: int

@@ -14,22 +14,24 @@ def test_the_cutoff_counts_days_and_none_keeps_everything():
 
 
 @pytest.mark.parametrize(
-    ("at", "goes_on", "ended_at", "prompt", "may_go"),
+    ("at", "goes_on", "ended_at", "prompt", "busy", "may_go"),
     [
-        (99, False, 99, "done", True),
-        (99, False, None, None, True),
-        (99, False, None, "cancelled", True),
-        (100, False, None, None, False),
-        (99, False, 100, "done", False),
-        (99, True, None, "active", False),
-        (99, True, None, None, False),
-        (99, False, 99, "active", False),
-        (99, False, None, "queued", False),
-        (99, False, 99, "failed", True),
+        (99, False, 99, "done", False, True),
+        (99, False, None, None, False, True),
+        (99, False, None, "cancelled", False, True),
+        (100, False, None, None, False, False),
+        (99, False, 100, "done", False, False),
+        (99, True, None, "active", False, False),
+        (99, True, None, None, False, False),
+        (99, False, 99, "active", False, False),
+        (99, False, None, "queued", False, False),
+        (99, False, 99, "failed", False, True),
+        (99, False, None, None, True, False),
     ],
 )
-def test_what_may_go(at, goes_on, ended_at, prompt, may_go):
-    assert expired(100, at, turn_goes_on=goes_on, turn_ended_at=ended_at, prompt=prompt) is may_go
+def test_what_may_go(at, goes_on, ended_at, prompt, busy, may_go):
+    of_turn = {"turn_goes_on": goes_on, "turn_ended_at": ended_at}
+    assert expired(100, at, **of_turn, prompt=prompt, outside_of_busy_session=busy) is may_go
 
 
 def test_a_prompt_goes_on_until_it_is_over():

@@ -28,7 +28,7 @@ async def a_turn(store: Store, name: str, epoch: int, *, at: int, ended_at: int 
     if ended_at is not None:
         last = record(3, epoch, turn_id=name, type="done", at=ended_at, record_id=f"rec_{name}_3", **own)
         over = prompt(f"p-{name}", state, session_id, turn_id=name, project=project)
-        outcome = "paused" if state == "active" else "completed"
+        outcome = "completed" if state == "done" else "paused"
         over_at = ended(of, outcome, ended_at=ended_at)
         done = ending(of, turn=over_at, session=row, prompt=over, records=[last])
         assert await store.end(done)
@@ -52,6 +52,19 @@ async def test_what_is_over_for_long_enough_expires_oldest_first(store: Store):
     assert await store.expired_records(None, 10, 100) == []
     assert await store.expired_records(None, 900, 0) == []
     assert await store.count_expired(None, 900) == Expired({PROJECT: len(every)}, {})
+
+
+@pytest.mark.parametrize("waits", ["open", "active", "queued"])
+async def test_what_tells_that_a_session_is_busy_stays_until_it_is_not(store: Store, waits: str):
+    busy = record(1, 0, turn_id=None, prompt_id=None, type="session_busy", at=10, record_id="rec_busy")
+    queued = record(2, 0, turn_id=None, prompt_id="p-q", type="turn_queued", at=11, record_id="rec_queued")
+    await store.append([busy, queued], [], [prompt("p-q", "done", turn_id=None)])
+    rows = await a_turn(store, "t1", 1, at=20, ended_at=None if waits == "open" else 30, state=waits)
+    assert await store.expired_records(None, 900, 9) == keys(queued)
+    if waits == "open":
+        await store.end(ending(turn("t1", 1), turn=ended(turn("t1", 1), ended_at=30)))
+    await store.append([], [], [prompt("p-t1", "done")])
+    assert await store.expired_records(None, 900, 9) == keys(busy, queued, *rows)
 
 
 async def test_projects_are_told_apart(store: Store):

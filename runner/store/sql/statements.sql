@@ -183,6 +183,13 @@ WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
     WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND prompts.prompt_id = old.prompt_id
       AND state IN ('queued', 'active')
   )
+  AND (turn_id IS NOT NULL OR prompt_id IS NOT NULL OR NOT EXISTS (
+    SELECT 1 FROM turns
+    WHERE turns.project = old.project AND turns.session_id = old.session_id AND outcome IS NULL
+  ) AND NOT EXISTS (
+    SELECT 1 FROM prompts
+    WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND state IN ('queued', 'active')
+  ))
 ORDER BY at, project, record_id LIMIT ?3;
 
 -- name: count_expired_records
@@ -198,6 +205,13 @@ WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
     WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND prompts.prompt_id = old.prompt_id
       AND state IN ('queued', 'active')
   )
+  AND (turn_id IS NOT NULL OR prompt_id IS NOT NULL OR NOT EXISTS (
+    SELECT 1 FROM turns
+    WHERE turns.project = old.project AND turns.session_id = old.session_id AND outcome IS NULL
+  ) AND NOT EXISTS (
+    SELECT 1 FROM prompts
+    WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND state IN ('queued', 'active')
+  ))
 GROUP BY project || '';
 
 -- name: record_place
