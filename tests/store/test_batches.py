@@ -32,6 +32,23 @@ async def test_a_batch_spans_sessions_and_projects(store: Store):
     assert await store.write_batch([]) == Appended(0)
 
 
+async def test_a_large_batch_of_which_some_are_known_case_g10(store: Store):
+    """Case G10: every other one is there already, some come twice; the rest arrives, also behind a refusal."""
+    await many_sessions(store)
+    batch = [of(project, name, n) for n in range(1, 201) for project, name in ((PROJECT, "a"), ("p2", "a"))]
+    assert await store.append(batch[:200:4]) == Appended(50)
+    assert await store.append([*batch[::2], *batch[::2]]) == Appended(400)
+    clash = of(PROJECT, "b", 1, record_id="rec_clash")
+    other = [of(PROJECT, "b", n) for n in range(1, 151)]
+    with pytest.raises(RunnerError, match="refused"):
+        await store.append([clash, *other])
+    assert await store.records(PROJECT, "b", None, 999) == []
+    assert await store.write_batch([*batch, *other]) == Appended(550)
+    assert await store.records(PROJECT, "a", None, 999) == batch[::2]
+    assert await store.records("p2", "a", None, 999) == batch[1::2]
+    assert await store.records(PROJECT, "b", None, 999) == other
+
+
 @pytest.mark.parametrize("turned", [False, True])
 async def test_of_one_record_twice_in_a_batch_the_newest_counts_case_g2(store: Store, turned: bool):
     """Case G2: the same key twice, in both orders."""

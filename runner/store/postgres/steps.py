@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from runner.errors import RunnerError
+from runner.store.port import RecordRow
 from runner.store.postgres.faults import is_refusal, translated
 from runner.store.rows import Parameters
 from runner.store.sql import POSTGRESQL
-from runner.store.writes import Ask, AskAll, Attempt, Run, Step, T, Work
+from runner.store.writes import INSERT_RECORD, Ask, AskAll, Attempt, Run, Step, T, Work
 
 if TYPE_CHECKING:
     import asyncpg
@@ -21,11 +22,17 @@ LARGE_BYTES: Final = 1024 * 1024
 MANY: Final = 8
 """From so many rows on they go as arrays in one statement, where the statement has such a form."""
 
+COPIED: Final = 100
+"""From so many records on those that are not known are copied: three times as fast as inserting."""
+
 
 def numbered(text: str) -> str:
     """A named statement as PostgreSQL reads it."""
     return re.sub(r"\?(\d+)", r"$\1", text).replace(" AS BLOB)", " AS BYTEA)")
 
+
+PROJECT: Final = RecordRow._fields.index("project")
+RECORD_ID: Final = RecordRow._fields.index("record_id")
 
 TEXTS: Final = {name: numbered(text) for name, text in POSTGRESQL.items()}
 
@@ -90,11 +97,25 @@ async def _ask_all(connection: asyncpg.Connection, step: AskAll) -> list[list[Pa
 async def _run(connection: asyncpg.Connection, step: Run | Attempt) -> int:
     if len(step.rows) == 1:
         return changed(await connection.execute(TEXTS[step.statement], *step.rows[0]))
+    if len(step.rows) >= COPIED and step.statement == INSERT_RECORD:
+        return await _copy(connection, step.rows)
     if len(step.rows) >= MANY and step.statement in BULK:
         return changed(await connection.execute(BULK[step.statement], *zip(*step.rows, strict=True)))
     if step.rows:
         await connection.executemany(TEXTS[step.statement], step.rows)
     return len(step.rows)
+
+
+async def _copy(connection: asyncpg.Connection, records: Sequence[Parameters]) -> int:
+    """What ``insert_record`` does for many. The lock of their sessions keeps others from writing the same ones."""
+    places = {(record[PROJECT], record[RECORD_ID]): place for place, record in reversed([*enumerate(records)])}
+    known = await connection.fetch(EACH["record_exists"], *zip(*places, strict=True))
+    stored = {place for place, *_ in known}
+    fresh = [records[at] for place, at in enumerate(places.values(), 1) if place not in stored]
+    fresh.reverse()
+    if fresh:
+        await connection.copy_records_to_table("records", records=fresh, columns=RecordRow._fields)
+    return len(fresh)
 
 
 async def _attempt(connection: asyncpg.Connection, step: Attempt, careful: bool) -> RunnerError | None:
