@@ -74,6 +74,9 @@ class ToolCalls:
 
     def _show(self, tool_call_id: str, tool: OpenTool, fields: dict[str, Any]) -> None:
         first, late = not tool.shown, tool.ended
+        if late and all(tool.data.get(name) == value for name, value in fields.items()):
+            # Some agents tell of each ended call once more, for members that are no part of ours.
+            return
         tool.shown = True
         tool.merge(fields)
         record = (EventType.TOOL_CALL, tool.data) if tool.ended and not late else None

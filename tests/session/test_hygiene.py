@@ -160,6 +160,19 @@ async def test_a_tool_call_of_many_updates_is_one_record_case_g3(bed: Bed):
     await same(bed, handle)
 
 
+async def test_an_ended_tool_call_that_is_told_of_again_is_no_second_record_case_g3(bed: Bed):
+    """One that says something new is: nothing that was told is lost."""
+    handle, agent, frame = await begun(bed)
+    agent.update(sessionUpdate="tool_call", toolCallId="t", title="x", status="completed", rawOutput=[1])
+    agent.update(sessionUpdate="tool_call_update", toolCallId="t", _meta={"response": {"of": "the adapter"}})
+    agent.update(sessionUpdate="tool_call_update", toolCallId="t", status="completed", rawOutput=[1])
+    agent.update(sessionUpdate="tool_call_update", toolCallId="t", rawOutput=[1, 2])
+    agent.answer(frame)
+    await handle.result()
+    told = [event["data"] for event in await same(bed, handle) if event["type"].startswith("tool_call")]
+    assert [data["raw_output"] for data in told] == [[1], [1, 2]]
+
+
 async def test_one_record_for_each_message_and_thought_and_nothing_is_merged_away(bed: Bed):
     """Case G3: chunks that are equal, or begin alike, are all of the text."""
     handle, agent, frame = await begun(bed)
