@@ -102,7 +102,7 @@ async def open_database(settings: Settings, known_id: str = "") -> Store:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
     if is_postgresql(settings):
-        store: Store = await _postgres().PostgresStore.open(settings.store.url, known_id=known_id)
+        store: Store = await postgres().PostgresStore.open(settings.store.url, known_id=known_id)
         return store
     return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
 
@@ -113,20 +113,20 @@ async def look_at_database(settings: Settings) -> str:
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
-    version, where = await _postgres().look(settings.store.url)
+    version, where = await postgres().look(settings.store.url)
     return f"{where} is reached" + (
         f", schema version {version}" if version else ", it is empty: serve makes the schema"
     )
 
 
-def _postgres() -> ModuleType:
-    """The module of the store in PostgreSQL.
+def postgres(name: str = "store") -> ModuleType:
+    """A module of the store in PostgreSQL.
 
     Raises:
         RunnerError: ``invalid_request``: the package that it needs is missing.
     """
     try:
-        return import_module("runner.store.postgres.store")
+        return import_module(f"runner.store.postgres.{name}")
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise

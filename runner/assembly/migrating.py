@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.assembly.choices import SQLITE, STORE_FILE, is_http
+from runner.assembly.choices import SQLITE, STORE_FILE, is_http, is_postgresql, postgres
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
@@ -44,11 +44,10 @@ async def migrate(
             plane's; ``store_unavailable``: it cannot be reached, is another program's, or runners use it just now.
     """
     url, target, mint = settings.store.url, SCHEMA_VERSION if to is None else to, Ids().mint
-    if url.startswith(("postgresql:", "postgres:")):
-        from runner.store.postgres.schema import migrate_database, where_of
-
-        planned = await migrate_database(url, target, mint, discard=discard, dry=dry)
-        return _told(where_of(url), planned)
+    if is_postgresql(settings):
+        schema = postgres("schema")
+        planned = await schema.migrate_database(url, target, mint, discard=discard, dry=dry)
+        return _told(schema.where_of(url), planned)
     if url:
         path = Path(url.removeprefix(SQLITE))
         return _told(str(path), await asyncio.to_thread(migrate_file, path, target, mint, discard=discard, dry=dry))

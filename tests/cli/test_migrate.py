@@ -95,6 +95,24 @@ async def test_postgresql(bare: Invoke, postgres_url: str, monkeypatch: pytest.M
     assert "postgres:" not in done.output, "no user, no password"
 
 
+def test_a_runner_on_a_shared_file_of_an_earlier_version_does_not_start(
+    bare: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ACP_RUNNER_STORE__URL", f"sqlite:///{tmp_path / 'shared'}")
+    old_file(tmp_path / "shared", 2).close()
+    assert refused(bare("serve", "--port", "0")).strip().endswith("then run: acp-runner migrate")
+
+
+async def test_a_runner_on_a_postgresql_of_an_earlier_version_does_not_start(
+    bare: Invoke, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    await PostgresDatabase(postgres_url).migrate(2)
+    monkeypatch.setenv("ACP_RUNNER_STORE__URL", postgres_url)
+    said = refused(await asyncio.to_thread(bare, "serve", "--port", "0"))
+    assert said.strip().endswith("then run: acp-runner migrate")
+    assert "postgres:" not in said, "no user, no password"
+
+
 def test_the_store_of_a_plane_is_migrated_there(bare: Invoke, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ACP_RUNNER_LEASES__URL", "http://127.0.0.1:1")
     assert "the plane's" in refused(bare("migrate"))
