@@ -23,7 +23,7 @@ MANY: Final = 8
 """From so many rows on they go as arrays in one statement, where the statement has such a form."""
 
 COPIED: Final = 100
-"""From so many records on those that are not known are copied: three times as fast as inserting."""
+"""From so many records on those that are not known are copied, which is faster."""
 
 
 def numbered(text: str) -> str:
@@ -32,6 +32,7 @@ def numbered(text: str) -> str:
 
 
 PROJECT: Final = RecordRow._fields.index("project")
+DATA: Final = RecordRow._fields.index("data")
 RECORD_ID: Final = RecordRow._fields.index("record_id")
 
 TEXTS: Final = {name: numbered(text) for name, text in POSTGRESQL.items()}
@@ -64,7 +65,7 @@ async def perform(work: Work[T], connection: asyncpg.Connection, allow: Allow, *
 
 
 async def _do(connection: asyncpg.Connection, step: Step, allow: Allow, careful: bool) -> Any:
-    if isinstance(step, Run | Attempt) and (size := _bytes(step.rows)) > LARGE_BYTES:
+    if isinstance(step, Run | Attempt) and (size := _bytes(step)) > LARGE_BYTES:
         await allow(size)
     if isinstance(step, Run):
         return await _run(connection, step)
@@ -75,8 +76,10 @@ async def _do(connection: asyncpg.Connection, step: Step, allow: Allow, careful:
     return await _attempt(connection, step, careful)
 
 
-def _bytes(parameters: list[Parameters]) -> int:
-    return sum(len(value) for row in parameters for value in row if isinstance(value, bytes | str))
+def _bytes(step: Run | Attempt) -> int:
+    if step.statement == INSERT_RECORD:
+        return sum([len(row[DATA]) for row in step.rows])
+    return sum(len(value) for row in step.rows for value in row if isinstance(value, bytes | str))
 
 
 async def _ask(connection: asyncpg.Connection, name: str, parameters: Parameters) -> list[Parameters]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Final
 
 import orjson
@@ -9,7 +10,9 @@ import orjson
 from runner.store.port import RecordRow
 from runner.store.stream.port import VERSION
 
-MEMBERS: Final = 9
+_OPTIONAL: Final = ((str, type(None)), (str, type(None)))
+TYPES: Final = frozenset((str, str, str, turn, prompt, int, int, str, int) for turn, prompt in product(*_OPTIONAL))
+"""What the members of a payload may be: a record outside of a turn, or of a prompt, has None there."""
 
 
 class Unreadable(ValueError):
@@ -42,7 +45,7 @@ def decode(payload: bytes, version: str = VERSION) -> RecordRow:
         members = orjson.loads(head)
     except orjson.JSONDecodeError as error:
         raise Unreadable("no JSON") from error
-    if not isinstance(members, list) or len(members) != MEMBERS or not _typed(members):
+    if not isinstance(members, list) or tuple(map(type, members)) not in TYPES:
         raise Unreadable("other members")
     return RecordRow._make((*members[:8], data, members[8]))
 
@@ -55,14 +58,3 @@ def session_of(payload: bytes) -> tuple[str, str] | None:
     except (orjson.JSONDecodeError, TypeError, IndexError, KeyError):
         return None
     return (project, session_id) if isinstance(project, str) and isinstance(session_id, str) else None
-
-
-def _typed(members: list[object]) -> bool:
-    texts = (members[0], members[1], members[2], members[7])
-    optional = (members[3], members[4])
-    numbers = (members[5], members[6], members[8])
-    return (
-        all(isinstance(text, str) for text in texts)
-        and all(text is None or isinstance(text, str) for text in optional)
-        and all(type(number) is int for number in numbers)
-    )

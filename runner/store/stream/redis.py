@@ -111,7 +111,7 @@ class RedisRecordStream:
         return Reclaimed(tuple(_counted(entries)), tuple(_id(one) for one in gone))
 
     async def acknowledge(self, entry_ids: Sequence[EntryId]) -> EntryId:
-        return _id(await self._run("acknowledge", *map(text_of, entry_ids)))
+        return _id(await self._run("acknowledge", " ".join(map(text_of, entry_ids))))
 
     async def forget_consumers(self, keep: str, idle_seconds: float) -> list[str]:
         return [name.decode() for name in await self._run("forget", keep, round(idle_seconds * 1000))]
