@@ -9,12 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings
+import asyncpg
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
 from runner.store.memory import MemoryStore
 from runner.store.port import Admission, RecordKey, RecordRow, Store
+from runner.store.postgres.store import PostgresStore
 from runner.store.sqlite import SqliteStore
 from tests.store.conftest import FixedClock
 from tests.store.rows import PROJECT, command, ending, prompt, question, record, session, turn
@@ -169,3 +171,30 @@ def test_both_stores_answer_the_same(rounds: list[list[Call]]):
                 await sqlite.close()
 
     asyncio.run(compare())
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=st.lists(CALLS, min_size=1, max_size=12))
+def test_postgres_answers_the_same(postgres_url: str, calls: list[Call]):
+    """One call behind the other: those that come at once have no order there."""
+
+    async def compare() -> None:
+        clock = FixedClock()
+        postgres, memory = await PostgresStore.open(postgres_url, clock=clock), MemoryStore(clock=clock)
+        try:
+            await emptied(postgres_url)
+            for call in calls:
+                assert await answer(call, postgres) == await answer(call, memory)
+            assert await everything(postgres) == await everything(memory)
+        finally:
+            await postgres.close()
+
+    asyncio.run(compare())
+
+
+async def emptied(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    tables = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    names = ", ".join(row["tablename"] for row in tables if row["tablename"] != "meta")
+    await connection.execute(f"TRUNCATE {names} RESTART IDENTITY")
+    await connection.close()

@@ -18,17 +18,18 @@ AGAIN: Final = ("40001", "40P01")
 """SQLSTATEs of a transaction that gave way to another one: nothing of it was written."""
 
 
-def translated(error: Exception) -> RunnerError:
+def translated(error: Exception, where: str = "") -> RunnerError:
     """A database that cannot be used is ``store_unavailable``; a row that it refuses is a fault of ours.
 
-    Neither asyncpg's nor PostgreSQL's messages hold the password.
+    ``where``: the database for people. Neither asyncpg's nor PostgreSQL's messages hold the password.
     """
     if isinstance(error, RunnerError):
         return error
     if is_refusal(error):
         return RunnerError("internal", f"The store refused a row: {type(error).__name__}: {error}.")
     said = str(error) or type(error).__name__
-    return RunnerError("store_unavailable", f"The store cannot be used: {said.removesuffix('.')}.")
+    named = f"The store {where}" if where else "The store"
+    return RunnerError("store_unavailable", f"{named} cannot be used: {said.removesuffix('.')}.")
 
 
 def is_refusal(error: BaseException) -> bool:

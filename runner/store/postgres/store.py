@@ -224,7 +224,7 @@ class PostgresStore(SqlStore):
             return RunnerError("store_unavailable", f"{self.where} gave no answer within {self._seconds:g} s.")
         if isinstance(error, ValueError) and not attempt.connected:
             return RunnerError("invalid_request", "[store] url cannot be read.", field="store.url")
-        return translated(error)
+        return translated(error, self.where)
 
 
 async def look(url: str, seconds: float = CALL_SECONDS) -> tuple[int, str]:
@@ -244,7 +244,7 @@ async def look(url: str, seconds: float = CALL_SECONDS) -> tuple[int, str]:
     except TimeoutError:
         raise RunnerError("store_unavailable", f"{where} gave no answer within {seconds:g} s.") from None
     except Exception as error:
-        raise translated(error) from error
+        raise translated(error, where) from error
     if version not in (0, SCHEMA_VERSION):
         raise refusal(where, version)
     return version, where
