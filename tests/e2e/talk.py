@@ -162,6 +162,8 @@ class Talk:
         done = Counter(record["data"]["turn_id"] for record in records if record["type"] == "done")
         assert done == Counter(admitted)
         _all_closed(records)
+        *_, end = [line async for line in self.client.export(self.session)]
+        assert (end["records"], end["complete"]) == (len(records), True), end
         await _warm_set(self.server, self.client)
 
 

@@ -229,7 +229,8 @@ class Session:
     async def check(self, *members: Member) -> list[Line]:
         """What holds behind every case, as every replica tells it: idle, one ending for each turn, cursors in order."""
         records: list[Line] = []
-        for member in members or self.cluster.doors:
+        asked = members or self.cluster.doors
+        for member in asked:
             await until_async(lambda member=member: self._idle(member), f"idle at {member.folder.name}")
             seen = await self.records(member)
             assert not records or seen == records, f"{member.folder.name} tells another history"
@@ -239,6 +240,8 @@ class Session:
         assert done == Counter(admitted), records
         cursors = [tuple(map(int, record["cursor"].split("."))) for record in records]
         assert cursors == sorted(set(cursors))
+        *_, end = [line async for line in self.at(asked[0]).export(self.session)]
+        assert end["complete"], end
         return records
 
     async def _idle(self, member: Member) -> bool:
