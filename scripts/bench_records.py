@@ -36,15 +36,15 @@ def readers(server: Server) -> dict[str, float]:
     pid = str(server.process.pid)
     for _ in range(ROUNDS):
         for count in (1, FOLLOWERS):
-            done = server.load("spoken", count, pid)
+            done = server.load("spoken", count, pid, by="bench_followers")
             spoken[count].append(done["cpu_s"] / done["updates"] * 1e6)
-            done = server.load("followers", count, pid)
+            done = server.load("followers", count, pid, by="bench_followers")
             flood[count].append(done["cpu_s"] / UPDATES * 1e6)
             lost += done["lost"]
-    ring: list[float] = server.load("behind", BEHIND)["per_s"]
+    ring: list[float] = server.load("behind", BEHIND, by="bench_followers")["per_s"]
     server.stop()
     server.start()
-    store: list[float] = server.load("behind", 0)["per_s"]
+    store: list[float] = server.load("behind", 0, by="bench_followers")["per_s"]
     return {
         "spoken_cpu_us_1_follower": round(statistics.median(spoken[1])),
         "spoken_cpu_us_100_followers": round(statistics.median(spoken[FOLLOWERS])),

@@ -59,9 +59,9 @@ class Server:
         """``HOST:PORT``."""
         return f"{self.host}:{self.port}"
 
-    def load(self, mode: str, number: int, *doors: str) -> Any:
-        """Run the load generator in its own process; ``doors`` are the addresses of others that it talks to."""
-        command = [sys.executable, "-I", str(HERE / "bench_load.py"), mode, self.host, self.port, self.token]
+    def load(self, mode: str, number: int, *doors: str, by: str = "bench_load") -> Any:
+        """Run a load generator in its own process; ``doors`` are the addresses of others that it talks to."""
+        command = [sys.executable, "-m", f"scripts.{by}", mode, self.host, self.port, self.token]
         command += [str(number), *doors]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_SECONDS, check=False)
         if done.returncode:
