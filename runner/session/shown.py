@@ -114,7 +114,7 @@ class Outlet:
         self._series = ""
         self._began = float("-inf")
         self._since: tuple[int, int] | None = None
-        self._marks: list[tuple[str, bool, int]] = []
+        self._marks: dict[str, bool] = {}
         self._over = False
         session.presence.count += 1
         self._begin()
@@ -143,7 +143,7 @@ class Outlet:
         except RunnerError as error:
             log.debug("what %s has shown is not durable yet: %s", self.session.session_id, error)
             durable = False
-        self._marks.append((mark, durable, self.session.log.end))
+        self._marks[mark] = durable
         self._log_reader.wake()
 
     async def run(self) -> None:
@@ -174,10 +174,9 @@ class Outlet:
         session = self.session
         first, chunks = self._taken()
         over = session.over and not session.taken and self._log_reader.position >= session.log.end
-        marks = {mark: durable for mark, durable, at in self._marks if at <= self._log_reader.position}
+        marks, self._marks = self._marks, {}
         if not chunks and not marks and self._since is None and over == self._over:
             return None
-        self._marks = [mark for mark in self._marks if mark[0] not in marks]
         since, self._since, self._over = self._since, None, over
         head = (session.head.epoch, session.head.n)
         owner = self._services.replica_id
