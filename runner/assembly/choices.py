@@ -145,6 +145,20 @@ def open_stream(settings: Settings) -> RecordStream:
     return RedisRecordStream(settings.records.stream, max_entries=settings.records.stream_entries)
 
 
+async def look_at_stream(settings: Settings) -> str:
+    """What is found in the record stream, for people.
+
+    Raises:
+        RunnerError: ``store_unavailable``, ``invalid_request``.
+    """
+    stream = open_stream(settings)
+    try:
+        seen = await stream.look()
+    finally:
+        await stream.close()
+    return f"it is reached; {seen.length} records wait there, {seen.pending} of them are delivered to a worker"
+
+
 def piped(settings: Settings, store: Store, *, gateway: bool) -> Store:
     """A store whose records travel by the stream, where there is one.
 

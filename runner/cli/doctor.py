@@ -83,6 +83,7 @@ def examine(settings: Settings, directory: Path) -> list[Finding]:
         _server(directory),
         _npm(),
         *_store(settings),
+        *_stream(settings),
     ]
     return findings + _harnesses(settings, directory)
 
@@ -118,6 +119,22 @@ def _store(settings: Settings) -> list[Finding]:
         return [Finding("store", True, asyncio.run(look_at_database(settings)))]
     except RunnerError as error:
         return [Finding("store", False, error.message)]
+
+
+def _stream(settings: Settings) -> list[Finding]:
+    """Runners go on without it, so it need not be there."""
+    import asyncio
+
+    from runner.assembly.choices import look_at_stream
+    from runner.errors import RunnerError
+
+    if not settings.records.stream:
+        return []
+
+    try:
+        return [Finding("record stream", True, asyncio.run(look_at_stream(settings)), needed=False)]
+    except RunnerError as error:
+        return [Finding("record stream", False, error.message, needed=False)]
 
 
 def _npm() -> Finding:

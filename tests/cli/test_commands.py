@@ -15,6 +15,7 @@ from runner.cli import locate, questions
 from runner.errors import RunnerError
 from tests.cli.conftest import Invoke, Served
 from tests.postgres_server import PostgresServer
+from tests.redis_server import RedisServer
 from tests.server.double import question
 
 
@@ -291,6 +292,28 @@ def test_doctor_looks_at_the_database(
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     monkeypatch.delitem(sys.modules, "runner.store.postgres.store", raising=False)
     assert "pip install 'acp-runner[postgres]'" in found()[1]
+
+
+def test_doctor_looks_at_the_record_stream(bare: Invoke, tmp_path: Path, redis_server: RedisServer) -> None:
+    """Runners go on without it: it is told, and no reason to fail."""
+    url = redis_server.url.replace("redis://", "redis://:secret@")
+    redis_server.command("CONFIG", "SET", "requirepass", "secret")
+    store = f'[store]\nurl = "sqlite:///{tmp_path / "store.sqlite3"}"\n'
+    (tmp_path / "acp-runner.toml").write_text(f'{store}[records]\nstream = "{url}"\n')
+
+    def found() -> tuple[bool, str]:
+        ran = bare("doctor", "--json")
+        assert ran.exit_code == 0
+        assert "secret@" not in ran.output
+        (stream,) = [item for item in json.loads(ran.stdout)["findings"] if item["name"] == "record stream"]
+        return stream["ok"], stream["detail"]
+
+    try:
+        assert found() == (True, "it is reached; 0 records wait there, 0 of them are delivered to a worker")
+    finally:
+        redis_server.restart()
+    redis_server.kill()
+    assert found()[0] is False
 
 
 def test_doctor_proves_the_sandbox(bare: Invoke) -> None:
