@@ -139,15 +139,22 @@ class FeedRow:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """How many records of one write count, were set aside, or were dropped with their deleted session."""
+    """How many records of one write count, were set aside, or were dropped with their deleted session.
+
+    ``on_the_way``: they are durable, but the database does not have them yet, and was not asked.
+    """
 
     accepted: int
     quarantined: int = 0
     dropped: int = 0
+    on_the_way: bool = field(default=False, compare=False)
 
     def __add__(self, other: Appended) -> Appended:
         return Appended(
-            self.accepted + other.accepted, self.quarantined + other.quarantined, self.dropped + other.dropped
+            self.accepted + other.accepted,
+            self.quarantined + other.quarantined,
+            self.dropped + other.dropped,
+            self.on_the_way or other.on_the_way,
         )
 
 

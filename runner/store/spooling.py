@@ -12,7 +12,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.store.codec import decode_parameters, encode
 from runner.store.lanes import Lane, Lanes
-from runner.store.port import Store
+from runner.store.port import Appended, Store
 from runner.store.replay import Granted, Replay, Replayed, Waits
 from runner.store.spool_file import Entry, Key, SpoolFile
 from runner.tasks import Tasks
@@ -256,7 +256,7 @@ class Spool:
             raise
         finally:
             self._probes -= probing
-        if self._down_until:
+        if self._down_until and not (isinstance(answer, Appended) and answer.on_the_way):
             self._down_until = 0.0
             self._back.set()
         return answer

@@ -85,7 +85,7 @@ class PipelinedStore(StoreBehind):
         self._watch()
         try:
             if self._took(held, await self._stream.publish(payloads)):
-                return Appended(len(records))
+                return Appended(len(records), on_the_way=True)
         except RunnerError as error:
             self._failed(error)
         try:
