@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, Protocol
 from urllib.parse import urlencode
@@ -30,6 +31,7 @@ from runner.wire.codec import PING, last_cursor
 CHECK_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.5
 FORGOTTEN_SECONDS: Final = 6.0
+KEPT_HOLDERS: Final = 10_000
 TRIES: Final = 4
 MAX_LINE_BYTES: Final = 256 * 1024 * 1024
 OVER: Final = frozenset({"not_found", "session_ended"})
@@ -65,6 +67,23 @@ class Relay:
         self.peers = peers
         self.sessions = sessions
         self.mirrors = mirrors
+        self._holders: OrderedDict[Key, tuple[float, Elsewhere | None]] = OrderedDict()
+
+    async def holder(self, key: Key, age: float = 0.0) -> Elsewhere | None:
+        """Who else holds a session, as it was at most ``age`` seconds ago: followers of one session share a look.
+
+        Raises:
+            RunnerError: nobody can say.
+        """
+        now = asyncio.get_running_loop().time()
+        at, owner = self._holders.get(key, (float("-inf"), None))
+        if now - at >= age:
+            owner = await self.owners.elsewhere(*key)
+            self._holders[key] = (now, owner)
+            self._holders.move_to_end(key)
+            while len(self._holders) > KEPT_HOLDERS:
+                self._holders.popitem(last=False)
+        return owner
 
     async def follow(
         self, caller: Caller, session_id: str, after: str | None, headers: Mapping[str, str]
@@ -145,8 +164,8 @@ class RelayReader:
                 raise
             return live
 
-    async def _look(self) -> Elsewhere | None:
-        owner = await self._relay.owners.elsewhere(*self._key)
+    async def _look(self, age: float = 0.0) -> Elsewhere | None:
+        owner = await self._relay.holder(self._key, age)
         if owner is not None:
             self._unheld = None
         return owner
@@ -219,7 +238,7 @@ class RelayReader:
     async def _check(self) -> None:
         """Leave a source that another replica has overtaken, or that does not show what the store has."""
         try:
-            owner = await self._look()
+            owner = await self._look(CHECK_SECONDS / 2)
             leave = await self._has_moved(owner)
         except RunnerError:
             leave = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import orjson
@@ -13,7 +13,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.server import relay, upstream
 from tests.server.double import FakeReader, FakeSessions, line
-from tests.server.neighbours import Neighbours
+from tests.server.neighbours import Book, FakeOwners, Neighbours
 from tests.server.test_forward import answered
 
 EVENTS = "/v1/sessions/s1/events"
@@ -385,3 +385,18 @@ async def test_the_bus_is_tried_where_http_fails(two: Neighbours) -> None:
     at = Following(two, by="d")
     await at.ended()
     assert at.cursors == ["1.1"]
+
+
+async def test_followers_of_one_session_share_a_look_for_its_owner() -> None:
+    book = Book()
+    book.holder = "b"
+    made = relay.Relay(FakeOwners(book, "a"), cast(Any, None), FakeSessions())
+    for _ in range(20):
+        owner = await made.holder(("default", "s1"), 3600)
+        assert owner is not None
+        assert owner.replica_id == "b"
+    assert book.looks == 1
+    book.holder = None
+    assert await made.holder(("default", "s1")) is None
+    assert await made.holder(("default", "s1"), 3600) is None
+    assert book.looks == 2
