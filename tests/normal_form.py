@@ -87,7 +87,7 @@ class _Fold:
         elif kind in BLOCKS:
             self._block(event)
         elif kind in TOOLS:
-            self._tool(event["turn_id"], data)
+            self._tool(event["turn_id"], data, whole=kind == "tool_call")
         else:
             self.items.append(Final(event["turn_id"], kind, data))
 
@@ -104,8 +104,10 @@ class _Fold:
         shown = {name: value for name, value in data.items() if name != "supersedes_from"}
         self.items.append(Final(event["turn_id"], event["type"], shown))
 
-    def _tool(self, turn_id: str | None, data: dict[str, Any]) -> None:
+    def _tool(self, turn_id: str | None, data: dict[str, Any], *, whole: bool) -> None:
         name = data["tool_call_id"]
+        if whole:
+            self._tools.pop(name, None)
         known = self._tools.setdefault(name, {})
         deferred = data.get("status") == "deferred"
         known.update({field: value for field, value in data.items() if not (deferred and field == "status")})

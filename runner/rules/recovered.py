@@ -57,13 +57,13 @@ class Stored:
     Attributes:
         numbers: of its records.
         blocks: its messages and thoughts.
-        settled: tool calls with a record that says how they ended, or that they wait.
+        settled: number of the last record of a tool call that says how it ended, or that it waits, by its id.
         tools: what earlier epochs say of open calls, by id.
     """
 
     numbers: set[int] = field(default_factory=set)
     blocks: list[Block] = field(default_factory=list)
-    settled: set[str] = field(default_factory=set)
+    settled: dict[str, int] = field(default_factory=dict)
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def take(self, item: Shown) -> None:
@@ -73,7 +73,7 @@ class Stored:
         if block is not None:
             self.blocks.append(block)
         elif item.type in TOOLS and item.data.get("status") in SETTLED:
-            self.settled.add(item.data["tool_call_id"])
+            self.settled[item.data["tool_call_id"]] = item.n
 
 
 @dataclass(slots=True)
@@ -127,12 +127,17 @@ class Recovered:
 
     def _tool(self, item: Shown) -> None:
         name = item.data["tool_call_id"]
-        if item.durable or name in self._stored.settled:
+        if item.durable:
             if item.data.get("status") in SETTLED:
                 self._tools.pop(name, None)
-            return
-        known = self._tools[name][0] if name in self._tools else self._stored.tools.get(name, {})
-        self._tools[name] = ({**known, **item.data}, item)
+        elif item.n > self._stored.settled.get(name, 0):
+            self._tools[name] = ({**self._known(item, name), **item.data}, item)
+
+    def _known(self, item: Shown, name: str) -> Mapping[str, Any]:
+        """What was told of a call before; a new one may have the id of one that ended."""
+        if item.type == EventType.TOOL_CALL:
+            return {}
+        return self._tools[name][0] if name in self._tools else self._stored.tools.get(name, {})
 
     def rows(self) -> list[Shown]:
         """What the store lacks, by number; each of these is a record, and the same at every call and every try."""

@@ -69,7 +69,7 @@ class Registry:
         """Hears what becomes of questions."""
         self.attach: Callable[[Session], None] = lambda session: None
         """Told of each session that comes into memory."""
-        self._shown = shown
+        self.shown = shown
         self._shared = shared
         self._store = store
         self._clock = clock
@@ -280,7 +280,7 @@ class Registry:
             ring_bytes=self._settings.server.ring_bytes,
             buffer_bytes=self._settings.server.reader_buffer_bytes,
             ring_seconds=self._settings.server.ring_seconds,
-            kept=self._shown.pen(row.project, row.session_id) if self._shown is not None else None,
+            kept=self.shown.pen(row.project, row.session_id) if self.shown is not None else None,
         )
         session.learn_secrets(effective.secrets.values())
         session.tell = self.tell

@@ -114,6 +114,10 @@ FAILED = {"tool_call_id": "c", "title": "ls", "status": "failed", "out": 1}
         ),
         pytest.param([], [], {"c": {"tool_call_id": "c", "status": "deferred"}}, [], id="deferred, still waits"),
         pytest.param(
+            [tool(1, "failed", durable=True, title="old", out=0), *OPEN],
+            [tool(1, "failed", durable=True, title="old", out=0)], {}, [(4, FAILED)], id="an id that is used again",
+        ),
+        pytest.param(
             [*OPEN, tool(4, "completed", durable=True), tool(5, None, durable=True, out=2)], [], {},
             [(4, None), (5, None)], id="what is said behind an ending",
         ),

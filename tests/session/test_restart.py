@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -18,10 +19,16 @@ pytestmark = pytest.mark.virtual_time
 
 async def crash(bed: Bed) -> SlowStore:
     """End every task of a replica at once, as kill -9 does; its store as the disk has it."""
+    survivor = as_it_is(bed)
     await bed.die()
+    return survivor
+
+
+def as_it_is(bed: Bed) -> SlowStore:
+    """What another process would find now: what is cancelled may still write for a moment."""
     survivor = SlowStore()
     for table in ("_sessions", "_turns", "_epochs", "_prompts", "_interactions", "_records", "_record_ids"):
-        setattr(survivor, table, getattr(bed.store, table).copy())
+        setattr(survivor, table, deepcopy(getattr(bed.store, table)))
     return survivor
 
 
