@@ -278,7 +278,15 @@ class Coordinator:
         store, leases = await asyncio.gather(services.store.ready(), services.owners.reachable())
         ready = store and not self.draining and (leases or services.settings.leases.on_unreachable == "open")
         capacity = {"turns": len(self._runs), "max_turns": self._services.settings.server.max_turns}
-        return {"ready": ready, "store": store, "leases": leases, "capacity": capacity, "draining": self.draining}
+        shown = self._registry.shown
+        return {
+            "ready": ready,
+            "store": store,
+            "leases": leases,
+            "capacity": capacity,
+            "draining": self.draining,
+            "live_file": shown is None or shown.failing is None,
+        }
 
     def _key(self, caller: Caller, session_id: str) -> Key:
         if not valid_id(session_id):

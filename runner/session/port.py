@@ -215,5 +215,5 @@ class Sessions(Protocol):
         ...
 
     async def ready(self) -> dict[str, Any]:
-        """``{ready: bool, store, leases, capacity, draining}``."""
+        """``{ready: bool, store, leases, capacity, draining, live_file}``."""
         ...

@@ -401,3 +401,14 @@ async def test_another_replica_of_the_machine_hands_it_in(tmp_path: Path) -> Non
     assert ended(normal_form(await two.history())) == shown
     assert left_by(states["rep_1"] / "live") == {}
     await two.close()
+
+
+async def test_a_disk_that_takes_nothing_stops_no_turn(tmp_path: Path) -> None:
+    """It is told, and the turn is as it would be without the file."""
+    (tmp_path / "live").write_text("in the way")
+    bed = await Bed.make(live_dir=tmp_path / "live")
+    assert (await bed.sessions.ready())["live_file"] is True
+    assert (await bed.turn())["ok"]
+    ready = await bed.sessions.ready()
+    assert (ready["ready"], ready["live_file"]) == (True, False)
+    await bed.close()
