@@ -134,15 +134,16 @@ def postgres(name: str = "store") -> ModuleType:
         raise RunnerError("invalid_request", text, field="store.url") from None
 
 
-def open_stream(settings: Settings) -> RecordStream:
-    """The record stream of ``[records] stream``.
+def open_stream(settings: Settings, timeout_seconds: float | None = None) -> RecordStream:
+    """The record stream of ``[records] stream``; no answer takes longer than ``timeout_seconds``, else a turn's time.
 
     Raises:
         RunnerError: ``invalid_request``: a package that it needs is missing, or the URL cannot be read.
     """
-    from runner.store.stream.redis import RedisRecordStream
+    from runner.store.stream.redis import TIMEOUT_SECONDS, RedisRecordStream
 
-    return RedisRecordStream(settings.records.stream, max_entries=settings.records.stream_entries)
+    records, seconds = settings.records, timeout_seconds or TIMEOUT_SECONDS
+    return RedisRecordStream(records.stream, max_entries=records.stream_entries, timeout_seconds=seconds)
 
 
 async def look_at_stream(settings: Settings) -> str:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from runner.assembly.choices import STORE_FILE, is_http, open_database, open_stream
 from runner.assembly.serving import stop_by_signals
@@ -26,6 +26,8 @@ from runner.store.sqlite import SqliteStore
 from runner.store.stream.worker import Worker
 
 log = logging.getLogger("runner")
+WORKER_SECONDS: Final = 5.0
+"""No turn waits for a worker: a large batch may take its time."""
 
 
 def default_name(state_dir: Path) -> str:
@@ -62,7 +64,7 @@ async def work(
         raise RunnerError("invalid_request", "A worker's name must match [A-Za-z0-9_-]{1,128}.", field="name")
     async with AsyncExitStack() as stack:
         stack.callback(os.close, _lock(state_dir, name))
-        stream = open_stream(settings)
+        stream = open_stream(settings, WORKER_SECONDS)
         stack.push_async_callback(stream.close)
         store = await open_database(settings)
         stack.push_async_callback(store.close)

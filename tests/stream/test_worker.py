@@ -157,6 +157,30 @@ async def test_a_stream_that_is_away_is_waited_for_without_a_hot_loop(caplog: py
         assert worker.counts.written == 3
 
 
+async def test_a_batch_that_is_too_large_for_an_answer_is_read_in_parts() -> None:
+    """A server that cannot answer with so much in time holds up nothing for ever."""
+
+    class Narrow(MemoryRecordStream):
+        async def read(self, consumer, limit, wait_seconds):
+            found = await super().read(consumer, limit, wait_seconds)
+            return self.bounded(found)
+
+        async def again(self, consumer, after, limit):
+            return self.bounded(await super().again(consumer, after, limit))
+
+        def bounded(self, found):
+            if len(found) > 3:
+                raise RunnerError("store_unavailable", "no answer in time")
+            return found
+
+    async with bed() as it:
+        it.stream = Narrow(it.clock)
+        await it.publish(*rows(40))
+        it.work(batch=100)
+        await until(it.empty, 300)
+        assert await stored(it.store) == rows(40)
+
+
 async def test_a_group_that_is_gone_begins_at_zero_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Case G5: destroyed and flushed under a waiting worker; no hot loop, an alarm, nothing skipped."""
     async with bed() as it:

@@ -21,6 +21,8 @@ log = logging.getLogger("runner.store")
 
 HELD_BYTES: Final = 32 * 1024 * 1024
 LARGE_BYTES: Final = 128 * 1024
+PUBLISH_BYTES: Final = 4 * 1024 * 1024
+"""One record, and one call, that would keep others from the stream for too long goes to the store."""
 WATCH_SECONDS: Final = (1.0, 5.0)
 LAST_SECONDS: Final = 2.0
 PAGE: Final = 500
@@ -107,8 +109,8 @@ class PipelinedStore(StoreBehind):
         except Unreadable:
             return None
         size = sum(map(len, payloads))
-        too_large = max(map(len, payloads)) > LARGE_BYTES or self._kept.bytes + size > self._held_bytes
-        return None if too_large else payloads
+        too_large = max(map(len, payloads)) > LARGE_BYTES or size > PUBLISH_BYTES
+        return None if too_large or self._kept.bytes + size > self._held_bytes else payloads
 
     async def _directly(
         self,
@@ -274,7 +276,7 @@ class PipelinedStore(StoreBehind):
         lost = self._kept.unpublished()
         for start in range(0, len(lost), PAGE):
             held = [one for one in lost[start : start + PAGE] if one.entry_id is None]
-            done = await self._stream.publish([one.payload for one in held])
+            done = await self._stream.publish([encode(one.row) for one in held])
             if not self._took(held, done):
                 await self._rescue()
                 return

@@ -14,10 +14,10 @@ Key = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One record; ``entry_id`` None: it is not in the stream as far as anybody knows."""
+    """One record, and the size of its payload; ``entry_id`` None: it is not in the stream as far as anybody knows."""
 
     row: RecordRow
-    payload: bytes
+    size: int
     entry_id: EntryId | None = None
 
 
@@ -43,7 +43,7 @@ class Unconfirmed:
             session = self._sessions.setdefault((row.project, row.session_id), {})
             known = session.get(row.record_id)
             if known is None:
-                known = session[row.record_id] = Held(row, payload)
+                known = session[row.record_id] = Held(row, len(payload))
                 self.bytes += len(payload)
             kept.append(known)
         return kept
@@ -100,6 +100,6 @@ class Unconfirmed:
         held = session.pop(row.record_id, None) if session is not None else None
         if held is not None:
             held.entry_id = None
-            self.bytes -= len(held.payload)
+            self.bytes -= held.size
             if not session:
                 del self._sessions[key]

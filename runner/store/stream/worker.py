@@ -64,7 +64,7 @@ class Worker:
         self._sink = sink
         self._clock = clock
         self._name = name
-        self._batch = batch
+        self._batch = self._size = batch
         self._reclaim_idle = reclaim_idle_seconds
         self._forget_seconds = forget_seconds
         self._retry_seconds = retry_seconds
@@ -104,6 +104,8 @@ class Worker:
             self._again_soon()
             await self._rest()
         except RunnerError as error:
+            # It may have been more than an answer in time can carry.
+            self._size = max(1, self._size // 2)
             self._failed(error)
             await self._rest()
         except Exception:
@@ -115,7 +117,7 @@ class Worker:
         if self._ahead is None:
             await self._due_now()
         items = await self._next()
-        if len(items) == self._batch and self._patience() > 0 and not self._stop.is_set():
+        if len(items) >= self._size and self._patience() > 0 and not self._stop.is_set():
             self._ahead = asyncio.create_task(self._read(0))
         self.counts.read += len(items)
         if items:
@@ -140,13 +142,13 @@ class Worker:
             ahead, self._ahead = self._ahead, None
             return await ahead
         items = await self._read(max(0.001, self._patience()))
-        if items and len(items) < self._batch:
+        if items and len(items) < self._size:
             await asyncio.sleep(GATHER_SECONDS)
             items += await self._read(0, len(items))
         return items
 
     async def _read(self, seconds: float, less: int = 0) -> list[Item]:
-        return opened(await self._stream.read(self._name, self._batch - less, seconds))
+        return opened(await self._stream.read(self._name, self._size - less, seconds))
 
     def _patience(self) -> float:
         """Seconds that a read may wait: until something else is due."""
@@ -159,7 +161,7 @@ class Worker:
         """What this name holds: of an earlier run, of a round that failed, or deferred."""
         after, self._again_at = START, None
         while not self._stop.is_set():
-            entries = await self._stream.again(self._name, after, self._batch)
+            entries = await self._stream.again(self._name, after, self._size)
             if not entries:
                 return
             after = entries[-1].entry_id
@@ -169,12 +171,12 @@ class Worker:
         """What others hold for too long (opt-in)."""
         self._reclaim_at = self._clock.monotonic() + idle_seconds / 2
         while not self._stop.is_set():
-            found = await self._stream.reclaim(self._name, idle_seconds, self._batch)
+            found = await self._stream.reclaim(self._name, idle_seconds, self._size)
             self._batches.lose(found.gone)
             self.counts.reclaimed += len(found.entries)
             if found.entries:
                 await self._settle(opened(found.entries))
-            if len(found.entries) < self._batch:
+            if not found.entries:
                 break
         for name in await self._stream.forget_consumers(self._name, self._forget_seconds):
             log.warning("worker %s held nothing and was silent: it is forgotten", name)
@@ -195,6 +197,7 @@ class Worker:
             self._later()
         await self._acknowledged()
         if done:
+            self._size = min(self._batch, 2 * self._size)
             self._acknowledging = asyncio.create_task(self._stream.acknowledge(done))
             self._reached()
         else:
