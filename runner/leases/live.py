@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 KEEP_BYTES: Final = 64 * 1024 * 1024
-READ_ENTRIES: Final = 64
+READ_ENTRIES: Final = 16
 OLDEST: Final = ""
 """The place before everything that is kept."""
 
@@ -25,7 +25,7 @@ class LiveBus(Protocol):
     """One line of entries per replica: anybody appends, that replica alone reads.
 
     A line is bounded in bytes: a reader that falls behind misses the oldest entries and has to notice it by what is in
-    them. It may be lost as a whole.
+    them. It may be lost as a whole. Entries are some MiB at most: one has to be read within the bus's time-out.
 
     Every call raises ``RunnerError("plane_unavailable")`` when the bus gives no answer.
     """

@@ -42,6 +42,7 @@ class RedisLiveBus:
         self._writing = connect(url, timeout_seconds, text=False)
         self._reading = connect(url, timeout_seconds, text=False)
         source = (files("runner.leases") / "lua" / "live.lua").read_text()
+        self._count = READ_ENTRIES
         self._publish = self._writing.register_script(source)
 
     async def publish(self, replica_id: str, entries: Sequence[bytes]) -> None:
@@ -56,8 +57,11 @@ class RedisLiveBus:
         pipe = self._reading.pipeline(transaction=False)
         if place:
             pipe.xtrim(key, minid=place, approximate=False)
-        pipe.xread({key: place or "0"}, count=READ_ENTRIES, block=max(1, round(seconds * 1000)))
+        pipe.xread({key: place or "0"}, count=self._count, block=max(1, round(seconds * 1000)))
+        # Behind a failure one by one: what was too much at once is not asked for again and again.
+        self._count = 1
         replies: list[Any] = await self._bounded(seconds + self._timeout, pipe.execute)
+        self._count = READ_ENTRIES
         found = replies[-1]
         if not found:
             return Arrived([], place)

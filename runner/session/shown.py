@@ -25,6 +25,8 @@ WATCHED_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
 BEGIN_SECONDS: Final = 1.0
 REPLAY_BYTES: Final = 1024 * 1024
+LARGE_BYTES: Final = 2 * 1024 * 1024
+"""A larger chunk does not go over the bus: who follows reads its record in the store."""
 
 
 class Wish(NamedTuple):
@@ -164,10 +166,13 @@ class Outlet:
         position = session.log.recent(REPLAY_BYTES)
         oldest = session.log.chunk(position)
         self._log_reader.position = position
+        head = (session.head.epoch, session.head.n)
+        self._new_series((oldest.epoch, oldest.first - 1) if oldest is not None else head)
+
+    def _new_series(self, since: tuple[int, int]) -> None:
         self._series = self._services.ids.mint("series")
         self._began = self._now()
-        head = (session.head.epoch, session.head.n)
-        self._since = (oldest.epoch, oldest.first - 1) if oldest is not None else head
+        self._since = since
 
     def _due(self) -> Entry | None:
         """What goes out now, None when nothing is new."""
@@ -185,10 +190,16 @@ class Outlet:
     def _taken(self) -> tuple[int, list[Chunk]]:
         first = self._log_reader.position
         try:
-            return first, self._log_reader.chunks()
+            chunks = self._log_reader.chunks()
         except LogCut:
             self._begin()
-            return self._log_reader.position, self._log_reader.chunks()
+            first, chunks = self._log_reader.position, self._log_reader.chunks()
+        large = [n for n, chunk in enumerate(chunks) if len(chunk.lines) + len(chunk.whole) > LARGE_BYTES]
+        if large:
+            behind = large[-1] + 1
+            self._new_series((chunks[behind - 1].epoch, chunks[behind - 1].last))
+            first, chunks = first + behind, chunks[behind:]
+        return first, chunks
 
     async def _send(self, entry: bytes) -> None:
         """Until it is there, or nobody wants it any more; one that is there twice is noticed by its reader."""

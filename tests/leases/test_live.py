@@ -123,3 +123,17 @@ async def test_a_redis_that_dies_or_freezes_is_an_error_in_time_and_comes_back(r
     redis_server.cont()
     assert (await bus.read("r", OLDEST, 1)).entries == [b"2"]
     await bus.close()
+
+
+async def test_behind_a_failure_it_reads_one_by_one_until_that_works(redis_server: RedisServer) -> None:
+    """What was too much for the time-out at once is not asked for again and again."""
+    bus = RedisLiveBus(redis_server.url, timeout_seconds=0.3)
+    await bus.publish("r", [b"1", b"2", b"3"])
+    redis_server.stop()
+    with pytest.raises(RunnerError):
+        await bus.read("r", OLDEST, 0.1)
+    redis_server.cont()
+    first = await bus.read("r", OLDEST, 1)
+    assert first.entries == [b"1"]
+    assert (await bus.read("r", first.place, 1)).entries == [b"2", b"3"]
+    await bus.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from runner.errors import RunnerError
 from runner.session.mirror import DEAF_SECONDS
-from runner.session.shown import WATCHED_SECONDS
+from runner.session.shown import LARGE_BYTES, WATCHED_SECONDS
 from tests.session.bed import CALLER, Bed
 from tests.session.fake_agent import text_frame
 from tests.session.gates import Gate
@@ -421,6 +421,32 @@ async def test_an_owner_that_does_not_answer_is_asked_over_http(several: Several
     assert follower.peers.asked == 1
     assert mirrors.serves("rep_a")
     await follower.leave()
+
+
+async def test_what_is_too_large_for_the_bus_is_read_in_the_store(several: Several, bus: Bus) -> None:
+    """Case E1: neither the frame nor its block goes over; whoever follows has the block all the same."""
+    a, b = await two(several)
+    _, agent, frame = await started(a)
+    follower = Followed(b)
+    agent.say("before ")
+    await said(follower, "before")
+    sizes: list[int] = []
+    work = bus.publish
+
+    async def publish(replica_id: str, entries: Sequence[bytes]) -> None:
+        sizes.extend(map(len, entries))
+        await work(replica_id, entries)
+
+    bus.publish = publish  # type: ignore[method-assign]
+    agent.update(sessionUpdate="tool_call", toolCallId="t", title="ls", kind="execute", status="completed")
+    agent.say("x" * (LARGE_BYTES + 1))
+    await asyncio.sleep(1)
+    agent.update(sessionUpdate="tool_call", toolCallId="u", title="ls", kind="execute", status="completed")
+    agent.say("after ")
+    agent.answer(frame)
+    await follower.until("session_idle")
+    same_as_stored(await follower.leave(), await a.history())
+    assert max(sizes) < LARGE_BYTES
 
 
 async def test_a_whole_turn_is_the_same_everywhere(several: Several) -> None:
