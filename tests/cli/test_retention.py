@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
 from runner.rules.retention import DAY_MS
-from runner.store.port import RecordRow
+from runner.store.port import RecordRow, Store
+from runner.store.postgres.store import PostgresStore
 from runner.store.sqlite import SqliteStore
 from tests.cli.conftest import Invoke
 from tests.store.rows import PROJECT, admission, ended, ending, record, turn
 
 
-async def fill(path: Path) -> None:
-    store = await SqliteStore.open(path)
+async def fill(opening: Awaitable[Store]) -> None:
+    store = await opening
     old, new = (int(time.time() * 1000) - days * DAY_MS for days in (31, 1))
     await store.admit(admission(records=[record(1, at=old), record(2, at=old)]))
     await store.end(ending(turn(), turn=ended(turn(), ended_at=old)))
@@ -37,7 +39,7 @@ async def left(path: Path) -> list[RecordRow]:
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ACP_RUNNER_RECORDS__RETENTION_DAYS", "30")
     (tmp_path / "state").mkdir()
-    asyncio.run(fill(tmp_path / "state" / "store.sqlite3"))
+    asyncio.run(fill(SqliteStore.open(tmp_path / "state" / "store.sqlite3")))
     return tmp_path / "state" / "store.sqlite3"
 
 
@@ -66,6 +68,17 @@ def test_a_shared_store_is_named_by_the_settings(
     assert not path.exists(), "and none is made"
     monkeypatch.setenv("ACP_RUNNER_STORE__URL", f"sqlite:///{shared}")
     assert json.loads(bare("worker", "--retention").stdout)["records"] == {PROJECT: 2}
+
+
+def test_on_postgresql(bare: Invoke, postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACP_RUNNER_RECORDS__RETENTION_DAYS", "30")
+    monkeypatch.setenv("ACP_RUNNER_STORE__URL", postgres_url)
+    asyncio.run(fill(PostgresStore.open(postgres_url)))
+    dry = json.loads(bare("worker", "--retention", "--dry-run").stdout)
+    assert (dry["records"], dry["quarantined"]) == ({PROJECT: 2}, {PROJECT: 1})
+    done = json.loads(bare("worker", "--retention").stdout)
+    assert (done["records"], done["quarantined"]) == ({PROJECT: 2}, {PROJECT: 1})
+    assert json.loads(bare("worker", "--retention").stdout)["records"] == {}
 
 
 def test_without_days_everything_is_kept(bare: Invoke, path: Path, monkeypatch: pytest.MonkeyPatch):
