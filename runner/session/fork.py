@@ -111,6 +111,8 @@ async def fork(services: Services, session: Session, request: ForkRequest) -> Re
 
 def _again(known: SessionRow, session: Session, request: ForkRequest) -> Reply:
     """The session that has the fork's id: made by this request before, or another one."""
+    if known.ended_at is not None:
+        raise RunnerError("session_ended", f"Session {known.session_id} has ended.")
     made = known.agent_state.get("fork")
     if isinstance(made, dict) and (made["forked_from"], made["after"]) == (session.session_id, request.after):
         return Reply(200, made)

@@ -259,3 +259,14 @@ async def test_a_workspace_that_is_not_copied_is_told(bed: Bed, found: str, monk
     assert (made["workspace"], made["reason"]) == ("empty", found)
     notice = (await records(bed, made["session_id"]))[-1]["data"]
     assert (notice["workspace"], notice["reason"]) == ("empty", found)
+
+
+async def test_a_fork_that_was_deleted_is_not_made_again(bed: Bed) -> None:
+    await bed.turn()
+    head = (await records(bed))[-1]["cursor"]
+    await fork(bed, head, session_id="copy")
+    assert (await bed.sessions.delete(CALLER, "copy")).body["state"] == "ended"
+    with pytest.raises(RunnerError, match="has ended") as refused:
+        await fork(bed, head, session_id="copy")
+    assert refused.value.code == "session_ended"
+    assert (await exported(bed))[-1]["complete"]
