@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 from tests.cli.conftest import Invoke, Served
 from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
-from tests.server.double import question
+from tests.server.double import FakeReader, question
 
 
 def calls(served: Served, name: str) -> list[Any]:
@@ -49,6 +49,29 @@ def test_stop_and_kill(invoke: Invoke, served: Served) -> None:
     (request,) = calls(served, "cancel")
     assert (request.expected_execution_id, request.wait_seconds) == ("t1", 5)
     assert json.loads(invoke("sessions", "kill", "s1", "--json").stdout)["command_id"] == "c1"
+
+
+def test_export(invoke: Invoke, served: Served) -> None:
+    ran = invoke("sessions", "export", "s1")
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert [json.loads(line)["kind"] for line in ran.stdout.splitlines()] == ["session", "record", "end"]
+    part = b'{"kind":"end","records":0,"complete":false,"missing":["begin"]}\n'
+    served.sessions.export_reader = lambda: FakeReader().feed(part).end()
+    ran = invoke("sessions", "export", "s1")
+    assert (ran.exit_code, ran.stdout) == (0, part.decode())
+    assert "not complete" in ran.stderr
+    served.sessions.export_reader = lambda: FakeReader().end()
+    ran = invoke("sessions", "export", "s1")
+    assert ran.exit_code == 1
+    assert "stream_broken" in ran.stderr
+
+
+def test_fork(invoke: Invoke, served: Served) -> None:
+    ran = invoke("sessions", "fork", "s1", "1.3")
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "s2\n", "workspace: empty\n")
+    made = json.loads(invoke("sessions", "fork", "s1", "1.3", "--to", "mine", "--allow-incomplete", "--json").stdout)
+    assert made["session_id"] == "mine"
+    assert [request.allow_incomplete for request in calls(served, "fork")] == [False, True]
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
