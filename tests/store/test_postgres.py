@@ -312,6 +312,16 @@ async def test_another_store_than_before_is_not_used(
     assert not await store.ready()
 
 
+async def test_a_database_that_was_emptied_is_not_made_anew(postgres_server: PostgresServer, postgres_url: str):
+    """Whoever restores it finds it as it was left."""
+    error = await refused(PostgresStore.open(postgres_url, known_id="store_before"))
+    assert "has store none, not store_before" in error.message
+    assert (
+        postgres_server.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", postgres_server.database)
+        == "0"
+    )
+
+
 async def test_two_stops_of_two_replicas_are_one(store: PostgresStore, postgres_url: str):
     """DESIGN 3.7, with the race between two processes' connections."""
     second = await PostgresStore.open(postgres_url)

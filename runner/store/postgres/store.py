@@ -196,6 +196,9 @@ class PostgresStore(SqlStore):
             except Exception as error:
                 await _leave(connection, error)
                 raise
+            except asyncio.CancelledError:
+                connection.terminate()
+                raise
             finally:
                 attempt.timer.cancel()
 
@@ -209,9 +212,11 @@ class PostgresStore(SqlStore):
     async def _meet(self, connection: asyncpg.Connection) -> None:
         """Of each new connection: another store than before must not get what was meant for that one."""
         try:
-            found = await prepare(connection, self.where, self._mint)
+            empty = bool(self.store_id) and await version_of(connection, self.where) == 0
+            found = "none" if empty else await prepare(connection, self.where, self._mint)
             if found != (self.store_id or found):
-                raise RunnerError("store_unavailable", f"{self.where} has store {found}, not {self.store_id}.")
+                text = f"{self.where} has store {found}, not {self.store_id}, which this runner wrote to before; "
+                raise RunnerError("store_unavailable", text + "if that is meant, remove spool.sqlite3 of its state.")
         except RunnerError:
             self._wrong = True
             raise
