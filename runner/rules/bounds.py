@@ -15,6 +15,7 @@ What a client sent is bounded by ``[server] max_body_bytes`` and never cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Final
 
@@ -45,52 +46,43 @@ def word(text: str) -> str:
     return f"{text[: WORD_CHARS - _DIGEST_CHARS - 1]}~{digest}"
 
 
-def bounded(value: Any, encoded: bytes) -> Any:
+def bounded(value: Any, encoded: bytes, mask: Callable[[Any], Any]) -> Any:
     """A JSON value that is too large, about ``VALUE_BYTES`` of it: its shape, long texts cut, what is last left out.
 
     The marker ``{"truncated": true, "bytes": N, "sha256": …}`` is a member of it, of a list the last item, of a text
     the last words; two that begin alike stay two.
 
     Args:
-        value: the whole, with secrets masked already: half of one could not be recognised any more.
-        encoded: its JSON.
+        value: the whole.
+        encoded: its JSON, masked: the digest of a secret is not to be told either.
+        mask: masks a value's secrets. Texts are cut behind it: half of a secret could not be recognised any more.
     """
     digest = sha256(encoded).hexdigest()
+    longest = VALUE_BYTES // 4
     if isinstance(value, str):
-        return f"{value[: VALUE_BYTES // 4]}…[truncated: {len(encoded)} bytes, sha256 {digest}]"
+        kept = _beginning(mask(value), longest - 200)
+        return f"{kept}…[truncated: {len(encoded)} bytes, sha256 {digest}]"
     marker = {"truncated": True, "bytes": len(encoded), "sha256": digest}
-    fitted = _Fit(VALUE_BYTES).of(value, 0)
+    fitted = _with_short_texts(mask(_Fit(VALUE_BYTES, longest).of(value, 0)), longest)
     if isinstance(fitted, dict):
         return {**marker, **fitted, **marker}
     return [*(fitted if isinstance(fitted, list) else []), {"type": "truncated", **marker}]
 
 
 class _Fit:
-    """Takes of a value what there is room for, in its order."""
+    """Takes of a value the members that there is room for, in their order; a long text counts as it will be cut."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, longest: int) -> None:
         self._left = room
-        self._longest = room // 4
+        self._longest = longest
 
     def of(self, value: Any, depth: int) -> Any:
-        if isinstance(value, str):
-            return self._text(value)
         if isinstance(value, dict | list):
             if depth == _DEEPEST:
                 return "…"
             return self._members(value, depth) if isinstance(value, dict) else self._items(value, depth)
-        self._left -= 8
+        self._left -= 8 + (_size(value, self._longest) if isinstance(value, str) else 0)
         return value
-
-    def _text(self, text: str) -> str:
-        # A character may take several bytes: what is kept is measured, not counted.
-        kept = text[: max(0, min(self._longest, self._left))]
-        size = len(kept.encode("utf-8", "replace"))
-        if size > self._longest:
-            kept = kept.encode("utf-8", "replace")[: self._longest].decode("utf-8", "ignore")
-            size = self._longest
-        self._left -= size + 8
-        return text if len(kept) == len(text) else cut(text, len(kept))
 
     def _members(self, value: dict[str, Any], depth: int) -> dict[str, Any]:
         kept: dict[str, Any] = {}
@@ -98,9 +90,8 @@ class _Fit:
             if self._left <= 0:
                 kept["left_out"] = len(value) - len(kept)
                 break
-            short = word(name)
-            self._left -= len(short) + 8
-            kept[short] = self.of(item, depth + 1)
+            self._left -= 8 + _size(name, WORD_CHARS)
+            kept[name] = self.of(item, depth + 1)
         return kept
 
     def _items(self, value: list[Any], depth: int) -> list[Any]:
@@ -112,3 +103,25 @@ class _Fit:
             self._left -= 4
             kept.append(self.of(item, depth + 1))
         return kept
+
+
+def _size(text: str, longest: int) -> int:
+    """Its bytes, at most so many."""
+    return min(longest, len(text) if text.isascii() else len(text[:longest].encode("utf-8", "replace")))
+
+
+def _beginning(text: str, size: int) -> str:
+    """As much of a text as fits into so many bytes."""
+    if text.isascii():
+        return text[:size]
+    return text[:size].encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
+
+
+def _with_short_texts(value: Any, longest: int) -> Any:
+    if isinstance(value, str):
+        return cut(value, len(_beginning(value, longest)))
+    if isinstance(value, list):
+        return [_with_short_texts(item, longest) for item in value]
+    if isinstance(value, dict):
+        return {word(name): _with_short_texts(item, longest) for name, item in value.items()}
+    return value

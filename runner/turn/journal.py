@@ -187,17 +187,22 @@ class Journal:
 
     def fitted(self, value: Any) -> Any:
         """A JSON value of the agent's as a row may hold it: masked, storable and bounded."""
-        masked = storable(self.redactor.tree(value))
-        encoded = to_json(masked)
-        return masked if len(encoded) <= QUESTION_BYTES else bounded(masked, encoded)
+        encoded = to_json(value)
+        return storable(self.redactor.tree(value) if len(encoded) <= QUESTION_BYTES else self.cut(value, encoded))
+
+    def cut(self, value: Any, encoded: bytes) -> Any:
+        """A JSON value of the agent's that is too large, masked and bounded."""
+        masked = self.redactor.text(encoded.decode()).encode() if self.redactor else encoded
+        return bounded(value, masked, self.redactor.tree)
 
     def _encoded(self, type: str, data: dict[str, Any]) -> bytes:
         """An event's JSON: masked, storable, and bounded."""
-        masked = self.redactor.tree(data)
-        encoded = storable_json(masked)
-        if len(encoded) > VALUE_BYTES and type not in WHOLE:
-            encoded = storable_json(bounded(masked, encoded))
-        return encoded
+        if type in WHOLE:
+            return storable_json(self.redactor.tree(data))
+        encoded = storable_json(data)
+        if len(encoded) > VALUE_BYTES:
+            return storable_json(self.cut(data, encoded))
+        return storable_json(self.redactor.tree(data)) if self.redactor else encoded
 
     def _record(self, type: str, data: bytes, n: int, at: int) -> None:
         self._collect(

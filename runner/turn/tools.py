@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from runner.clock import Clock
-from runner.rules.bounds import TITLE_CHARS, VALUE_BYTES, bounded, cut
+from runner.rules.bounds import TITLE_CHARS, VALUE_BYTES, cut
 from runner.terms import EventType
 from runner.turn.journal import Journal
 from runner.turn.live import LiveSeat, OpenTool
@@ -43,10 +43,7 @@ class ToolCalls:
         if name not in PARTS:
             return value
         encoded = to_json(value)
-        if len(encoded) <= VALUE_BYTES:
-            return value
-        masked = self._journal.redactor.tree(value)
-        return bounded(masked, encoded if masked is value else to_json(masked))
+        return value if len(encoded) <= VALUE_BYTES else self._journal.cut(value, encoded)
 
     def close(self, status: str) -> None:
         """Give every open call this ending in our own view, and forget all."""

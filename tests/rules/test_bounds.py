@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.redaction import Redactor
 from runner.rules.bounds import TITLE_CHARS, VALUE_BYTES, WORD_CHARS, bounded, cut, word
 
 ROOM = VALUE_BYTES * 5 // 4 + 1000
@@ -19,7 +20,7 @@ def dumped(value: Any) -> bytes:
 
 
 def fit(value: Any) -> Any:
-    return bounded(value, dumped(value))
+    return bounded(value, dumped(value), lambda whole: whole)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,19 @@ def test_values_that_begin_alike_stay_different():
         lambda end: ["x"] * 900_000 + [end],
     ):
         assert fit(make("a")) != fit(make("b"))
+
+
+def test_half_of_a_secret_is_never_what_is_left():
+    """What a cut leaves of it could not be recognised any more."""
+    secret = "sk-live-12345"
+    redactor = Redactor([secret])
+    for value in (
+        "x" * (VALUE_BYTES // 4 - 205) + secret * 100_000,
+        {"a": "x" * (VALUE_BYTES // 4 - 5) + secret * 100_000, "k" * 195 + secret: 1},
+        ["x" * (VALUE_BYTES // 4 - n) + secret * 20_000 for n in range(13)],
+    ):
+        fitted = dumped(bounded(value, redactor.text(dumped(value).decode()).encode(), redactor.tree)).decode()
+        assert "sk-" not in fitted
 
 
 def test_what_is_nested_too_deep_ends():
