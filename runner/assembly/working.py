@@ -21,9 +21,10 @@ from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.sandbox.statelock import hold
 from runner.store.port import Store
-from runner.store.retention import run_once
+from runner.store.retention import Retention, run_once
 from runner.store.sqlite import SqliteStore
 from runner.store.stream.worker import Worker
+from runner.tasks import Tasks
 
 log = logging.getLogger("runner")
 WORKER_SECONDS: Final = 5.0
@@ -76,6 +77,10 @@ async def work(
             max_deliveries=records.max_deliveries,
             reclaim_idle_seconds=records.reclaim_idle_seconds if reclaim else None,
         )
+        tasks = Tasks("worker")
+        stack.push_async_callback(tasks.close)
+        if records.retention_days > 0:
+            tasks.spawn("retention", Retention(store, SystemClock(), records.retention_days).run())
         stop = stop_by_signals()
         working = asyncio.create_task(worker.run(), name="worker")
         on_ready({"ready": True, "worker": name})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runner.clock import Clock, rfc3339
+from runner.errors import RunnerError
 from runner.rules.retention import cutoff
 from runner.store.port import RecordKey, Store
 
@@ -20,6 +21,7 @@ PAUSE_SECONDS: Final = 0.05
 """Between two transactions: whoever writes meanwhile goes first."""
 ROUND_SECONDS: Final = 20.0
 EVERY_SECONDS: Final = 3600.0
+AGAIN_SECONDS: Final = 60.0
 
 Find = Callable[[str | None, int, int], Awaitable[list[RecordKey]]]
 Delete = Callable[[Sequence[RecordKey]], Awaitable[int]]
@@ -133,3 +135,12 @@ class Retention:
             log.info("retention deleted records %s, quarantined %s", done.records, done.quarantined)
         if done.complete:
             self._due = self._clock.monotonic() + EVERY_SECONDS
+
+    async def run(self) -> None:
+        """Rounds for ever, where no sweep calls for them; one that fails is tried again. Cancelling it ends it."""
+        while True:
+            try:
+                await self()
+            except RunnerError as error:
+                log.warning("retention waits: %s", error.message)
+            await asyncio.sleep(AGAIN_SECONDS)

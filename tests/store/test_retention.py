@@ -140,3 +140,19 @@ async def test_the_job_runs_each_hour_and_goes_on_after_an_outage():
     await filled(store, 1, at=0, name="third")
     await keeps()
     assert len(await store.records(PROJECT, "third", None, 9)) == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_worker_s_rounds_outlive_an_outage():
+    store = Counting(allowed=0)
+    await filled(store, 3, at=0)
+    rounds = asyncio.create_task(Retention(store, Today(), 30).run())
+    await asyncio.sleep(1)
+    assert len(await store.records(PROJECT, "s", None, 9)) == 3
+    store.allowed = 99
+    await asyncio.sleep(retention.AGAIN_SECONDS)
+    assert await store.records(PROJECT, "s", None, 9) == []
+    await filled(store, 1, at=0, name="other")
+    await asyncio.sleep(EVERY_SECONDS + retention.AGAIN_SECONDS)
+    assert await store.records(PROJECT, "other", None, 9) == []
+    rounds.cancel()
