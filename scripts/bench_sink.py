@@ -9,7 +9,6 @@ from runner.cli.main import main
 from runner.store.port import Appended, Ending, InteractionRow, PromptRow, RecordRow
 from runner.store.sqlite import SqliteStore
 from runner.turn.live_file import Pen
-from runner.turn.log import Chunk
 
 END = SqliteStore.end
 
@@ -29,7 +28,7 @@ async def end(store: SqliteStore, ending: Ending) -> bool:
     return await END(store, replace(ending, records=()))
 
 
-def write(pen: Pen, chunk: Chunk) -> None:
+def write(pen: Pen, *shown: object) -> None:
     """Nothing."""
 
 
