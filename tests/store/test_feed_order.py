@@ -121,3 +121,23 @@ async def test_followers_who_begin_anywhere_miss_nothing(
     for follower in followers[1:]:
         seen = await follower.look()
         assert seen == everything[len(everything) - len(seen) :]
+
+
+async def test_a_restored_database_tells_its_feed_in_the_old_order(postgres_url: str) -> None:
+    """A dump carries the numbers of its server's transactions: a younger server has not come that far."""
+    store = await PostgresStore.open(postgres_url)
+    connection = await asyncpg.connect(postgres_url)
+    for name in ("one", "two", "three"):
+        await connection.execute(INSERT, name)
+    await connection.execute("UPDATE feed SET xid = xid + 1000000")
+    await connection.execute("INSERT INTO feed_floors VALUES ('p', 900000, 0)")
+    assert await Follower(store).look() == []
+    await store.close()
+    again = await PostgresStore.open(postgres_url)
+    follower = Follower(again)
+    assert await follower.look() == ["one", "two", "three"]
+    assert (await again.feed_span(PROJECT)).floor <= follower.position
+    await connection.execute(INSERT, "four")
+    assert await follower.look() == ["one", "two", "three", "four"]
+    await again.close()
+    await connection.close()

@@ -21,7 +21,7 @@ from runner.store.postgres.schema import APPLICATION_NAME, prepare, version_of, 
 from runner.store.postgres.steps import TEXTS, Refused, perform
 from runner.store.sql.schema import SCHEMA_VERSION, refusal
 from runner.store.sql_store import Key, Row, SqlStore
-from runner.store.writes import Work
+from runner.store.writes import Run, Work
 
 log = logging.getLogger("runner.store")
 
@@ -107,6 +107,7 @@ class PostgresStore(SqlStore):
         try:
             await store._pool
             await store._reach()
+            await store._settle_feed()
         except BaseException:
             await store.close()
             raise
@@ -122,6 +123,11 @@ class PostgresStore(SqlStore):
             if not self.store_id or self._wrong or error.code != "store_unavailable":
                 raise
             log.error("starting although the store cannot be reached: %s", error.message)
+
+    async def _settle_feed(self) -> None:
+        """Transactions of the server that a restored database came from are no newer than this server's."""
+        with suppress(RunnerError):
+            await self._together((), [Run("settle_feed", [()]), Run("settle_feed_floors", [()])])
 
     async def close(self) -> None:
         if self._closed:

@@ -9,3 +9,9 @@ SELECT COALESCE((SELECT xid FROM feed_floors WHERE project = ?1), 0),
        COALESCE((SELECT seq FROM feed_floors WHERE project = ?1), 0),
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1,
        9223372036854775807;
+
+-- name: settle_feed
+UPDATE feed SET xid = 0 WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+
+-- name: settle_feed_floors
+UPDATE feed_floors SET xid = 0 WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
