@@ -62,6 +62,19 @@ async def test_its_events_are_a_turns(bed: Bed) -> None:
     assert bed.sandbox().story == [f"mark {turn_id}", "run make", f"kill {turn_id}"]
 
 
+async def test_output_that_no_store_can_hold_has_a_marker_everywhere(bed: Bed) -> None:
+    call, command = await begun(bed)
+    command.heard(b"a\0b\xff\xf0\x9f")
+    command.heard(b"\x98\x80")
+    command.ended.set_result(Ran(0))
+    assert (await call)["output"] == "a\ufffdb\ufffd😀"
+    records = await bed.store.records("p", "s", None, 100)
+    [row] = [row for row in records if row.type == "tool_call" and b"content" in row.data]
+    assert "a\ufffdb\ufffd😀".encode() in row.data
+    await bed.turn(prompt="go on")
+    assert "a\ufffdb\ufffd😀" in (await (await bed.agent()).prompt(1))["params"]["prompt"][0]["text"]
+
+
 @pytest.mark.parametrize(("ran", "code"), [(Ran(7), 7), (Ran(None, 15), 143)])
 async def test_exit_codes_are_a_shells(bed: Bed, ran: Ran, code: int) -> None:
     call, command = await begun(bed)
