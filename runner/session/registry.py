@@ -70,6 +70,8 @@ class Registry:
         self.attach: Callable[[Session], None] = lambda session: None
         """Told of each session that comes into memory."""
         self.shown = shown
+        if shown is not None:
+            shown.at_rest = self._at_rest
         self._shared = shared
         self._store = store
         self._clock = clock
@@ -130,6 +132,11 @@ class Registry:
         else:
             session = await self.find(key)
         return session if session is not None and session.ended_at is None else None
+
+    def _at_rest(self, key: Key) -> bool:
+        """Whether nothing of a session is only here: no turn runs, and nothing waits to be written."""
+        session = self._sessions.get(key)
+        return session is None or (not session.taken and session.outbox.empty)
 
     async def existing(self, key: Key) -> Session:
         """As ``find``, with ``not_found`` and ``session_ended`` as errors."""

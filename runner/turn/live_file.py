@@ -125,6 +125,8 @@ class LiveFile:
         self._made = 0
         self._over = False
         self._again_at = 0.0
+        self.at_rest: Callable[[Key], bool] = lambda key: False
+        """Whether the store has everything of a session; asked when a segment is full."""
         self.failing: str | None = None
         """Why nothing can be written now."""
         self.unwritten = 0
@@ -163,6 +165,8 @@ class LiveFile:
         self._made += 1
         if self._segments:
             self._segments[-1].leave()
+        for old in self._segments:
+            old.keys = {key for key in old.keys if not self.at_rest(key)}
         self._segments.append(segment)
         self._drop_unneeded()
         while len(self._segments) > 1 and sum(part.size for part in self._segments) > self._most_bytes:

@@ -105,6 +105,20 @@ def test_what_is_settled_is_kept_no_longer(disk: Disk) -> None:
     assert [entry.lines for entry in disk.kept()] == [b"again\n"], "its bytes are used again"
 
 
+def test_a_full_segment_is_asked_for_by_nobody_who_is_at_rest(disk: Disk) -> None:
+    """Whoever forgot to say that it is settled."""
+    one, other = disk.file.pen("p", "one"), disk.file.pen("p", "other")
+    other.write(chunk("long ago"))
+    fill(one, 2)
+    names = disk.names()
+    disk.file.at_rest = lambda key: key == ("p", "other")
+    fill(one, 1)
+    assert names[0] in disk.names(), "the first one has something of both"
+    one.settled()
+    fill(one, 1)
+    assert names[0] not in disk.names()
+
+
 def test_a_file_that_is_closed_leaves_what_somebody_needs(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     one, other = disk.file.pen("p", "one"), disk.file.pen("p", "other")
     one.write(chunk("a"))
