@@ -1,7 +1,7 @@
 """What the runner costs over its parts, as figures and ratios of one run; nothing here is asserted in tests.
 
 Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions;
-``records``, followers, readers who are behind, and what durability costs.
+``records``, followers, readers who are behind, and what durability costs; ``worker``, records into PostgreSQL.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def row(name: str, value: float, sign: str, goal: float) -> str:
     return f"{name:34} {value:>12}   {f'{sign} {goal:g}' if sign else '':10} {met}".rstrip()
 
 
-def table(figures: dict[str, float]) -> str:
-    """The figures with their goals, and the ratios of those that were taken."""
-    gates = GATES | bench_replicas.GATES | bench_records.GATES
+def table(figures: dict[str, float], more: dict[str, tuple[str, float]]) -> str:
+    """The figures with their goals, those of a section that is loaded on demand too, and the ratios."""
+    gates = GATES | bench_replicas.GATES | bench_records.GATES | more
     ratios = RATIOS | bench_replicas.RATIOS | bench_records.RATIOS
     rows = [row(name, value, *gates.get(name, ("", 0.0))) for name, value in figures.items()]
     for name, (over, under, sign, goal) in ratios.items():
@@ -181,20 +181,26 @@ def table(figures: dict[str, float]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    sections = ("runner", "replicas", "records")
+    sections = ("runner", "replicas", "records", "worker")
     parser.add_argument("section", nargs="*", choices=sections, default=sections[0], help="which figures (runner)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--count", type=int, default=500, help="replicas: samples of each kind (500)")
     parser.add_argument("--sessions", type=int, default=200, help="replicas: concurrent sessions (200)")
     asked = parser.parse_args()
     figures: dict[str, float] = {}
+    gates: dict[str, tuple[str, float]] = {}
     if "runner" in asked.section:
         figures |= measure()
     if "replicas" in asked.section:
         figures |= bench_replicas.measure(asked.count, asked.sessions)
     if "records" in asked.section:
         figures |= bench_records.measure()
-    print(json.dumps(figures) if asked.json else table(figures))
+    if "worker" in asked.section:
+        from scripts import bench_worker
+
+        figures |= bench_worker.measure()
+        gates = bench_worker.GATES
+    print(json.dumps(figures) if asked.json else table(figures, gates))
 
 
 if __name__ == "__main__":
