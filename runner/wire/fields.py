@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from runner.clock import parse_rfc3339
 from runner.ids import valid_id
+from runner.wire.codec import storable
 
 MAX_BLOCKS: Final = 1000
 MAX_NAMES: Final = 256
@@ -126,7 +127,7 @@ def _mcp_servers(value: Any) -> list[dict[str, Any]]:
         need = "url" if remote else "command"
         if not isinstance(server.get(need), str) or not server[need] or server.get("type", "stdio") not in _TRANSPORTS:
             raise ValueError(f"server {index} needs a 'command', or 'type' http or sse and a 'url'")
-    return value
+    return storable(value)
 
 
 _TRANSPORTS: Final = ("stdio", "http", "sse")
