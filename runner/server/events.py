@@ -9,6 +9,7 @@ from runner.server.context import CALLER, CONTEXT, path_id, query
 from runner.server.relay import RELAY
 from runner.server.sessions import cursor_of
 from runner.server.streams import Form, Stream, accepted_form
+from runner.session.feed import position_of
 from runner.session.port import Reader
 
 
@@ -32,8 +33,9 @@ async def get_feed(request: web.Request) -> web.StreamResponse:
     parameters = query(request, "after", "follow")
     follow = _follow(parameters.get("follow"))
     form = accepted_form(request.headers.get("Accept", ""))
-    after = request.headers.get("Last-Event-ID") or parameters.get("after")
-    reader = await request.app[CONTEXT].sessions.feed(request[CALLER], after, follow)
+    seen, after = request.headers.get("Last-Event-ID"), parameters.get("after")
+    position_of(seen, "Last-Event-ID")
+    reader = await request.app[CONTEXT].sessions.feed(request[CALLER], seen or after, follow)
     return await _stream(request, reader, form, follow)
 
 

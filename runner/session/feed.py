@@ -29,8 +29,8 @@ POLL_SECONDS: Final = 1.0
 EAGER_SECONDS: Final = 0.05
 
 
-def position_of(text: str | None) -> Position | None:
-    """A client's feed cursor.
+def position_of(text: str | None, name: str = "after") -> Position | None:
+    """A client's feed cursor; ``name`` is what carried it.
 
     Raises:
         RunnerError: ``invalid_request`` when it is not one.
@@ -39,7 +39,7 @@ def position_of(text: str | None) -> Position | None:
         return None
     position = feed.parse_position(text)
     if position is None:
-        raise RunnerError("invalid_request", "after: must be a cursor of the feed such as 0-17.", field="after")
+        raise RunnerError("invalid_request", f"{name}: must be a cursor of the feed such as 0-17.", field=name)
     return position
 
 
