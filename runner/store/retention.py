@@ -13,6 +13,7 @@ from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
 from runner.rules.retention import cutoff
 from runner.store.port import RecordKey, Store
+from runner.store.rows import by_project
 
 log = logging.getLogger("runner.store")
 
@@ -97,10 +98,10 @@ async def _delete(
     counts: Counter[str] = Counter()
     while until is None or clock.monotonic() < until:
         keys = await find(None, before_ms, BATCH_ROWS)
-        if not keys or not await delete(keys):
-            return dict(counts), True
-        counts.update(key.project for key in keys)
-        if len(keys) < BATCH_ROWS:
+        went = Counter({project: await delete(own) for project, own in by_project(keys).items()})
+        counts += went
+        # Nothing of a batch went: another process is at it.
+        if len(keys) < BATCH_ROWS or not went.total():
             return dict(counts), True
         await asyncio.sleep(PAUSE_SECONDS)
     return dict(counts), False

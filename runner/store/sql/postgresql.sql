@@ -15,3 +15,9 @@ UPDATE feed SET xid = 0 WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())::te
 
 -- name: settle_feed_floors
 UPDATE feed_floors SET xid = 0 WHERE xid >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+
+-- name: record_place
+SELECT session_id, epoch, n FROM records WHERE project = ?1 AND record_id = ?2 FOR UPDATE SKIP LOCKED;
+
+-- name: aside_exists
+SELECT 1 FROM quarantine WHERE project = ?1 AND record_id = ?2 FOR UPDATE SKIP LOCKED;
