@@ -12,7 +12,8 @@ from runner.errors import RunnerError
 from runner.rules.retention import DAY_MS
 from runner.store import retention
 from runner.store.memory import MemoryStore
-from runner.store.port import Admission, RecordKey, Store
+from runner.store.port import Admission, Expired, RecordKey, Store
+from runner.store.postgres.store import PostgresStore
 from runner.store.retention import BATCH_ROWS, EVERY_SECONDS, Retention, run_once
 from tests.store.rows import PROJECT, ended, ending, record, session, turn
 from tests.virtual_time import LoopClock
@@ -60,6 +61,17 @@ async def test_what_is_older_than_its_days_goes_and_the_rest_stays(store: Store)
     assert await store.turn(PROJECT, "old", "t-old") is not None
     again = await run_once(store, Today(), 30)
     assert (again.records, again.quarantined) == ({}, {})
+
+
+async def test_two_that_delete_at_the_same_moment_count_nothing_twice(postgres_url: str):
+    stores = [await PostgresStore.open(postgres_url) for _ in range(2)]
+    for number in range(4):
+        await filled(stores[0], BATCH_ROWS, at=number, name=f"s{number}")
+    done = await asyncio.gather(*(run_once(store, Today(), 30) for store in stores))
+    assert sum(one.records.get(PROJECT, 0) for one in done) == 4 * BATCH_ROWS
+    assert await stores[0].count_expired(None, NOW) == Expired({}, {})
+    for store in stores:
+        await store.close()
 
 
 async def test_without_days_everything_is_kept():
