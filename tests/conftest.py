@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.daytona_emulator.fixture import daytona_emulator
 from tests.harness_fixture import installed_harnesses, pytest_collection_modifyitems
 from tests.postgres_server import postgres_process, postgres_server, postgres_url
 from tests.redis_server import redis_process, redis_server
@@ -14,6 +15,7 @@ from tests.virtual_time import LoopClock, VirtualTimeLoop
 
 __all__ = [
     "clock",
+    "daytona_emulator",
     "installed_harnesses",
     "postgres_process",
     "postgres_server",

@@ -1,0 +1,118 @@
+"""The processes of the sandboxes: each carries a marker, and all of a sandbox can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from runner.sandbox.census import MARKER, kill_all, scan, signal_exactly
+from tests.daytona_emulator.box import Box
+
+SANDBOX_ID = "DAYTONA_SANDBOX_ID"
+SHELL = shutil.which("bash") or "/bin/sh"
+KILL_SECONDS = 10.0
+
+
+class Processes:
+    """Starts and ends what runs in the sandboxes of one emulator.
+
+    Every process carries ``ACP_RUNNER_CELL=daytona-emulator:<instance>:<sandbox id>``; who gave it another one is found
+    by its sandbox id, its parent or its working directory.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self.prefix = f"daytona-emulator:{secrets.token_hex(4)}:"
+        self._path = path or os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+        # Not the loop's default pool: the SDK in the same loop reads netrc there on every request.
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="daytona-emulator")
+
+    def environment(self, box: Box, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Of a process in the sandbox: nothing of the emulator's own."""
+        return {
+            "PATH": self._path,
+            "HOME": str(box.home),
+            "USER": box.user,
+            "LANG": "C.UTF-8",
+            "TMPDIR": str(box.root / "tmp"),
+            SANDBOX_ID: box.id,
+            MARKER: self.prefix + box.id,
+            **box.env,
+            **box.secrets,
+            **(extra or {}),
+        }
+
+    async def shell(
+        self,
+        box: Box,
+        *words: str,
+        cwd: Path | None = None,
+        extra: Mapping[str, str] | None = None,
+        merged: bool = False,
+    ) -> asyncio.subprocess.Process:
+        """A shell in its own process group. ``merged``: one pipe for both outputs; otherwise they are thrown away."""
+        return await asyncio.create_subprocess_exec(
+            SHELL,
+            *words,
+            cwd=cwd or box.home,
+            env=self.environment(box, extra),
+            stdin=asyncio.subprocess.DEVNULL if merged else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE if merged else asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.STDOUT if merged else asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    async def kill(self, box: Box) -> None:
+        """All processes of one sandbox."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._kill, box)
+
+    def alive(self) -> list[int]:
+        """Pids of every process of every sandbox; blocks."""
+        return [info.pid for info in scan(self.prefix)]
+
+    async def close(self) -> None:
+        """Kill whatever is left."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, kill_all, self.prefix, KILL_SECONDS)
+        self._pool.shutdown(wait=False)
+
+    def _kill(self, box: Box) -> None:
+        kill_all(self.prefix + box.id, KILL_SECONDS)
+        for _ in range(50):
+            strays = [(pid, start) for pid in _pids() if _strayed(pid, box) and (start := _start(pid))]
+            if not strays:
+                return
+            for number in (19, 9):
+                for pid, start in strays:
+                    signal_exactly(pid, start, number)
+
+
+def _pids() -> list[int]:
+    own = {os.getpid(), os.getppid()}
+    return [pid for name in os.listdir("/proc") if name.isdigit() and (pid := int(name)) not in own]
+
+
+def _strayed(pid: int, box: Box) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if f"{SANDBOX_ID}={box.id}".encode() in file.read().split(b"\0"):
+                return True
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return False
+    return cwd == str(box.root) or cwd.startswith(f"{box.root}/")
+
+
+def _start(pid: int) -> int:
+    """The process's start time in ticks; 0 when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            data = file.read()
+    except OSError:
+        return 0
+    fields = data[data.rfind(b")") + 2 :].split()
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
