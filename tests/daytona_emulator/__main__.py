@@ -1,6 +1,6 @@
 """``python -m tests.daytona_emulator``: the emulator as a program, until SIGINT, SIGTERM or the end of its input.
 
-Prints ``{"ready":true,"origin":...,"api_url":...,"api_key":...,"marker":...}``.
+Prints ``{"ready":true,"origin":...,"api_url":...,"api_key":...,"marker":...,"root":...}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ async def _serve(port: int, step: float, path: str) -> None:
         loop.add_signal_handler(number, ended.set)
     async with DaytonaEmulator(step, path, port) as emulator:
         ready = {"ready": True, "origin": emulator.origin, "api_url": emulator.api_url, "api_key": emulator.api_key}
-        print(json.dumps(ready | {"marker": emulator.processes.prefix}, separators=(",", ":")), flush=True)
+        ready |= {"marker": emulator.processes.prefix, "root": str(emulator.root)}
+        print(json.dumps(ready, separators=(",", ":")), flush=True)
 
         def read() -> None:
             if not sys.stdin.readline():

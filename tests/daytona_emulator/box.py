@@ -99,7 +99,6 @@ class Box:
             "labels": dict(self.labels),
             "public": self.public,
             "networkBlockAll": bool(self.network.get("networkBlockAll", False)),
-            "kvm": False,
             "target": self.target,
             "cpu": self.cpu,
             "gpu": self.gpu,
@@ -132,7 +131,7 @@ class Box:
 
     def document(self, proxy: str) -> dict[str, Any]:
         """As a single read shows it."""
-        document = self.item(proxy) | {"env": dict(self.env), "volumes": list(self.volumes)}
+        document = self.item(proxy) | {"env": dict(self.env), "volumes": list(self.volumes), "kvm": False}
         if self.dockerfile:
             created = iso(self.created_at)
             info = {"dockerfileContent": self.dockerfile, "createdAt": created, "updatedAt": created}

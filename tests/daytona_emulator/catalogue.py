@@ -71,6 +71,7 @@ class Catalogue:
     Attributes:
         fail_builds: the reason with which the next builds end; empty: they succeed.
         hang_builds: the next builds stay ``pending``.
+        build_seconds: how long a build lasts; the SDK looks once a second and opens no log of a shorter one.
     """
 
     def __init__(self, clock: MovableClock, step: float, base: Callable[[], str]) -> None:
@@ -84,6 +85,7 @@ class Catalogue:
         self.values: dict[str, str] = {}
         self.fail_builds = ""
         self.hang_builds = False
+        self.build_seconds = 1.2
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -162,8 +164,8 @@ class Catalogue:
         lines = snapshot.dockerfile.splitlines()
         for number, line in enumerate(lines, 1):
             snapshot.log.append(f"Step {number}/{len(lines)} : {line}\n")
-            await asyncio.sleep(self._step / 4)
-        await asyncio.sleep(self._step)
+            await asyncio.sleep(self.build_seconds / (len(lines) + 1))
+        await asyncio.sleep(self.build_seconds / (len(lines) + 1) if lines else self._step)
         if failure:
             snapshot.log.append(f"ERROR: {failure}\n")
             snapshot.error_reason = failure

@@ -7,14 +7,18 @@ from collections.abc import AsyncIterator
 import pytest
 from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams, DaytonaConfig
 
+from tests.daytona_emulator.contract import openapi_violations, sdk_violations
 from tests.daytona_emulator.server import DaytonaEmulator
 
 
 @pytest.fixture
 async def emulator() -> AsyncIterator[DaytonaEmulator]:
+    """Whatever a test does: no process is left, and nothing was said that the service would not say."""
     async with DaytonaEmulator(step=0.01) as running:
         yield running
     assert running.processes.alive() == []
+    assert sdk_violations(running.recording.all()) == []
+    assert openapi_violations(running.recording.all()) == []
 
 
 @pytest.fixture

@@ -46,7 +46,10 @@ class Fault:
         fault = cls(**{**document, "drop": "before" if drop is True else drop or ""})
         if fault.drop not in ("", "before", "after"):
             raise ValueError("drop is before or after")
-        re.compile(fault.match)
+        try:
+            re.compile(fault.match)
+        except re.error as error:
+            raise ValueError(f"match is no expression: {error}") from error
         return fault
 
 

@@ -114,7 +114,7 @@ class Files:
                 errors.append(f"{wanted[index]}: {error}")
                 await part.release()
             else:
-                written.append({"name": path.name, "path": str(path), "type": "file"})
+                written.append({"path": wanted[index], "bytes": path.stat().st_size})
         if errors:
             return web.json_response({"errors": errors}, status=400)
         return web.json_response({"files": written})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -47,6 +48,7 @@ class EmulatorProcess:
         self.api_url = str(ready["api_url"])
         self.api_key = str(ready["api_key"])
         self.marker = str(ready["marker"])
+        self._root = str(ready["root"])
 
     def fault(self, match: str, **fields: Any) -> None:
         """Add a rule; see ``faults.Fault``."""
@@ -95,6 +97,7 @@ class EmulatorProcess:
             self._process.wait(SECONDS)
         self._process.stdout.close()
         kill_all(self.marker, SECONDS)
+        shutil.rmtree(self._root, ignore_errors=True)
         assert scan(self.marker) == []
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:

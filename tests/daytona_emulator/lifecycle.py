@@ -15,7 +15,6 @@ from tests.daytona_emulator.clock import MovableClock
 from tests.daytona_emulator.problems import Problem, changing, not_found
 from tests.daytona_emulator.processes import Processes
 
-CRON_SECONDS = 10.0
 RECOVERY_GUARD_SECONDS = 60.0
 DEAD_DAEMON_SECONDS = 150.0
 UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
@@ -144,7 +143,8 @@ class Boxes:
         box.recovered_at = self._clock.now()
         box.error_reason = box.recoverable = None
         box.desired = "started"
-        self._begin(box, self._bring_up(box, ["starting"]))
+        self._set(box, "starting")
+        self._begin(box, self._bring_up(box, []))
 
     def delete(self, box: Box) -> None:
         if box.state == "destroying" or box.desired == "destroyed":
@@ -193,19 +193,10 @@ class Boxes:
     async def sweep(self) -> None:
         """The service's cron: auto-stop, auto-archive, auto-delete, time to live."""
         now = self._clock.now()
-        for box in self.all():
-            if box.ttl and now - box.created_at >= box.ttl * 60 and box.settled and box.desired != "destroyed":
-                self.delete(box)
-            elif box.settled and box.state == "started":
-                self._sweep_started(box, now)
-            elif box.settled and box.state == "stopped" and box.desired != "destroyed":
-                idle = now - box.stopped_at
-                if box.auto_delete >= 0 and idle >= box.auto_delete * 60:
-                    self.delete(box)
-                elif box.auto_archive and idle >= box.auto_archive * 60:
-                    self.archive(box)
-        # What was begun by time is done when the sweep returns: a moved clock leaves nothing in flight.
-        await asyncio.gather(*(box.change for box in self.all() if box.change and box.desired != "started"))
+        begun = [box.change for box in self.all() if self._sweep_one(box, now) and not box.traits.stuck_delete]
+        # What time began is done when the sweep returns: a moved clock leaves nothing in flight.
+        if waiting := [change for change in begun if change is not None]:
+            await asyncio.wait(waiting)
 
     async def close(self) -> None:
         """End every change and every process; the disks go."""
@@ -217,12 +208,26 @@ class Boxes:
 
     # -- inside
 
-    def _sweep_started(self, box: Box, now: float) -> None:
-        if box.traits.daemon_dead and now - box.broken_at >= DEAD_DAEMON_SECONDS:
+    def _sweep_one(self, box: Box, now: float) -> bool:
+        """Begin what is due; whether something was."""
+        if not box.settled or box.desired == "destroyed" or box.state in ("error", "build_failed"):
+            return False
+        idle = now - box.last_activity
+        stopped = now - box.stopped_at
+        if box.ttl and now - box.created_at >= box.ttl * 60:
+            self.delete(box)
+        elif box.state == "started" and box.traits.daemon_dead and now - box.broken_at >= DEAD_DAEMON_SECONDS:
             box.desired = "stopped"
             self._begin(box, self._bring_down(box))
-        elif box.auto_stop and now - box.last_activity >= box.auto_stop * 60:
+        elif box.state == "started" and box.auto_stop and idle >= box.auto_stop * 60:
             self.stop(box)
+        elif box.state == "stopped" and 0 <= box.auto_delete * 60 <= stopped:
+            self.delete(box)
+        elif box.state == "stopped" and box.auto_archive and stopped >= box.auto_archive * 60:
+            self.archive(box)
+        else:
+            return False
+        return True
 
     def _admit(self, box: Box) -> None:
         limits = self.limits

@@ -22,7 +22,7 @@ from tests.daytona_emulator.problems import PROXY, Problem, bare_502, not_found,
 TOKEN_HEADER = "x-daytona-preview-token"
 TOKEN_QUERY = "DAYTONA_SANDBOX_AUTH_KEY"
 ACTIVITY_SECONDS = 50.0
-MAX_HEAD = 65536
+MAX_GONE = 16
 CHUNK = 1 << 18
 LOGIN = b'<!DOCTYPE html><html><head><title>Daytona</title></head><body><a href="/login">Log in</a></body></html>'
 
@@ -66,6 +66,7 @@ class Previews:
         for door in self._doors:
             if not signed_seconds and not door.signed and (door.box, door.port) == (box.id, port):
                 return door
+        self._forget_old()
         door = Door(box.id, port)
         if signed_seconds:
             door.signed, door.expires = secrets.token_hex(12), self._clock.now() + signed_seconds
@@ -94,7 +95,7 @@ class Previews:
         for door in self._doors:
             if door.links and self._clock.now() >= door.active:
                 door.active = self._clock.now() + ACTIVITY_SECONDS
-                with contextlib.suppress(Problem):
+                if self._known(door.box):
                     self._used(self._find(door.box))
 
     async def close(self) -> None:
@@ -111,6 +112,21 @@ class Previews:
         task = asyncio.get_running_loop().create_task(self._serve(door, reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _forget_old(self) -> None:
+        """The links of sandboxes that are gone answer 404 for a while, not for ever."""
+        gone = [door for door in self._doors if not self._known(door.box)]
+        for door in gone[:-MAX_GONE]:
+            self._doors.remove(door)
+            if door.server is not None:
+                door.server.close()
+
+    def _known(self, box: str) -> bool:
+        try:
+            self._find(box)
+        except Problem:
+            return False
+        return True
 
     async def _serve(self, door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         near = writer.transport

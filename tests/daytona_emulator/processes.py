@@ -29,6 +29,7 @@ class Processes:
     def __init__(self, path: str = "") -> None:
         self.prefix = f"daytona-emulator:{secrets.token_hex(4)}:"
         self._path = path or os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+        self._used: set[str] = set()
         # Not the loop's default pool: the SDK in the same loop reads netrc there on every request.
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="daytona-emulator")
 
@@ -56,6 +57,7 @@ class Processes:
         merged: bool = False,
     ) -> asyncio.subprocess.Process:
         """A shell in its own process group. ``merged``: one pipe for both outputs; otherwise they are thrown away."""
+        self._used.add(box.id)
         return await asyncio.create_subprocess_exec(
             SHELL,
             *words,
@@ -69,7 +71,9 @@ class Processes:
 
     async def kill(self, box: Box) -> None:
         """All processes of one sandbox."""
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._kill, box)
+        if box.id in self._used:
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._kill, box)
+            self._used.discard(box.id)
 
     def alive(self) -> list[int]:
         """Pids of every process of every sandbox; blocks."""
@@ -77,7 +81,8 @@ class Processes:
 
     async def close(self) -> None:
         """Kill whatever is left."""
-        await asyncio.get_running_loop().run_in_executor(self._pool, kill_all, self.prefix, KILL_SECONDS)
+        if self._used:
+            await asyncio.get_running_loop().run_in_executor(self._pool, kill_all, self.prefix, KILL_SECONDS)
         self._pool.shutdown(wait=False)
 
     def _kill(self, box: Box) -> None:

@@ -44,6 +44,7 @@ class DaytonaEmulator:
         port: of the control API; 0 takes a free one.
 
     Attributes:
+        root: directory of the disks.
         boxes: the sandboxes. catalogue: snapshots, volumes, secrets. faults: the rules in force.
         previews, toolbox, events, clock, processes, recording: the other parts, for tests in the same process.
     """
@@ -56,10 +57,10 @@ class DaytonaEmulator:
         self.processes = Processes(path)
         self.events = Events(lambda token: token == self.api_key)
         self._port = port
-        self._root = Path(tempfile.mkdtemp(prefix="daytona-emulator-"))
+        self.root = Path(tempfile.mkdtemp(prefix="daytona-emulator-"))
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
-        self.boxes = Boxes(self._root, self.clock, self.processes, step, self._changed, self._halted)
+        self.boxes = Boxes(self.root, self.clock, self.processes, step, self._changed, self._halted)
         self.catalogue = Catalogue(self.clock, step, lambda: self.origin)
         self.previews = Previews(self.api_key, self.clock, self.faults, self.boxes.find, self.boxes.refresh)
         self.toolbox = Toolbox(self.processes, self.boxes.find, self.boxes.refresh)
@@ -115,11 +116,12 @@ class DaytonaEmulator:
         if self._runner is not None:
             await self._runner.cleanup()
         await self.processes.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     async def advance(self, seconds: float) -> None:
         """Move the clock and do what is due."""
         self.clock.advance(seconds)
+        self.previews.keep_alive()
         await self.boxes.sweep()
 
     def bake(self, snapshot: str, files: dict[str, bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from daytona import (
@@ -23,7 +24,7 @@ from daytona.common.errors import (
 from tests.daytona_emulator.server import DaytonaEmulator
 
 
-async def names(sdk: AsyncDaytona, **query: object) -> list[str]:
+async def names(sdk: AsyncDaytona, **query: Any) -> list[str]:
     return [found.name async for found in sdk.list(ListSandboxesQuery(**query))]
 
 

@@ -122,7 +122,7 @@ class Toolbox:
         name = str((await request.json())["sessionId"])
         sessions = self._sessions.setdefault(box.id, {})
         if name in sessions:
-            raise Problem(409, "session already exists", DAEMON, "SESSION_ALREADY_EXISTS")
+            raise Problem(409, "session already exists", DAEMON)
         sessions[name] = session = Session(name, box.run / "sessions" / str(len(list(sessions))))
         await session.start(self._processes, box, self._env.get(box.id, {}))
         return web.Response(status=201)
