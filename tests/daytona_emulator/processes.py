@@ -30,6 +30,7 @@ class Processes:
         self.prefix = f"daytona-emulator:{secrets.token_hex(4)}:"
         self._path = path or os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         self._used: set[str] = set()
+        self._ever = False
         # Not the loop's default pool: the SDK in the same loop reads netrc there on every request.
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="daytona-emulator")
 
@@ -58,7 +59,7 @@ class Processes:
     ) -> asyncio.subprocess.Process:
         """A shell in its own process group. ``merged``: one pipe for both outputs; otherwise they are thrown away."""
         self._used.add(box.id)
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             SHELL,
             *words,
             cwd=cwd or box.home,
@@ -68,6 +69,10 @@ class Processes:
             stderr=asyncio.subprocess.STDOUT if merged else asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+        # Once more: it may have been cleaned up between the two.
+        self._used.add(box.id)
+        self._ever = True
+        return process
 
     async def kill(self, box: Box) -> None:
         """All processes of one sandbox."""
@@ -81,7 +86,7 @@ class Processes:
 
     async def close(self) -> None:
         """Kill whatever is left."""
-        if self._used:
+        if self._ever:
             await asyncio.get_running_loop().run_in_executor(self._pool, kill_all, self.prefix, KILL_SECONDS)
         self._pool.shutdown(wait=False)
 

@@ -183,6 +183,12 @@ async def muted_events(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None
 
 
 @_scenario
+async def dropped_events(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """The event channel breaks; clients connect again by themselves."""
+    await emulator.events.drop()
+
+
+@_scenario
 async def failing_build(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     """Builds of snapshots fail. ``reason``."""
     emulator.catalogue.fail_builds = str(asked.get("reason", "process exited with code 1"))

@@ -254,6 +254,16 @@ async def test_a_muted_event_channel_costs_a_poll(emulator: DaytonaEmulator, sdk
     assert (await sdk.create(named("polled"))).state == SandboxState.STARTED
 
 
+async def test_a_broken_event_channel_is_connected_again(emulator: DaytonaEmulator, sdk: AsyncDaytona) -> None:
+    await sdk.create(named("one"))
+    await play(emulator, "dropped_events", {})
+    deadline = asyncio.get_running_loop().time() + 20
+    while not emulator.events.listeners:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.02)
+    await sdk.create(named("two"))
+
+
 async def test_a_log_stream_that_broke_can_be_read_again(emulator: DaytonaEmulator, box: AsyncSandbox) -> None:
     await box.process.create_session("s")
     asked = SessionExecuteRequest(command="echo begun; read a; echo done", run_async=True, suppress_input_echo=True)
