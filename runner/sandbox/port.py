@@ -22,6 +22,7 @@ class SandboxSpec:
         env: the agent's whole environment but HOME, TMPDIR, PATH, LANG, TERM and the marker, which the provider adds
             unless given; nothing of the runner's own environment is inherited.
         home_files: relative path to content, written into the private home before the agent starts.
+        secret_names: variables of ``env`` whose values are secret.
         read, write: more host paths the sandbox may see, where it can hide any.
         workspace_path: a host directory used in place, or None for the session's own.
         workspace_files: given files, relative path to content, written before the agent starts.
@@ -33,6 +34,7 @@ class SandboxSpec:
     seat_id: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    secret_names: frozenset[str] = frozenset()
     home_files: Mapping[str, bytes] = field(default_factory=dict)
     read: tuple[Path, ...] = ()
     write: tuple[Path, ...] = ()
@@ -72,6 +74,7 @@ class Gone:
     Attributes:
         proven: nobody is left, by ``proof``: ``echild`` (the kernel told the init that no child is left),
             ``init_gone`` (of a pid namespace), ``census`` (the init was lost; nobody carries the marker any more),
+            ``stopped`` or ``deleted`` (the remote sandbox itself),
             ``never_started``. Empty when not proven.
         survivors: pids still alive when the budget ended; not empty only when not proven.
     """

@@ -51,10 +51,14 @@ class RemoteSandbox:
         find, secret: of the bridge (``BridgeConnection``).
         resume_seconds: how long the link may be without a connection.
         end: puts the place to sleep, or away.
+
+    Attributes:
+        woken: the place slept before, with the session's disk.
     """
 
     def __init__(self, name: str, workspace: str, find: Find, secret: str, *, resume_seconds: float, end: End) -> None:
         self.name = name
+        self.woken = False
         self._workspace = workspace
         self._end = end
         self._tasks = Tasks(f"sandbox {name}")

@@ -171,6 +171,7 @@ class Provisioner:
             seat_id=seat.seat_id,
             argv=launch.argv,
             env=launch.env,
+            secret_names=frozenset(secrets),
             home_files=launch.files,
             read=launch.read,
             write=launch.write,

@@ -1,0 +1,181 @@
+"""From a started sandbox to a running agent: files, bridge, link."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from runner.acp.websocket import Address
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.rules.daytona import judge
+from runner.sandbox.bridge_files import bridge_files
+from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
+from runner.sandbox.port import SandboxSpec
+from runner.sandbox.remote import End, RemoteSandbox
+
+ROOT: Final = "/.acp-runner-root"
+"""Stands for the session's directory over there, which is known only when the sandbox is: replaced wherever it is."""
+BASE_ENV: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "TERM": "dumb"}
+TOKEN_HEADER: Final = "X-Daytona-Preview-Token"
+SKIP_WARNING: Final = "X-Daytona-Skip-Preview-Warning"
+READY_SECONDS: Final = 20.0
+log = logging.getLogger("runner.sandbox.daytona")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a look inside told: the session's directory, and the environment that the image gives."""
+
+    root: str
+    bridge: str
+    has_bridge: bool
+    env: Mapping[str, str]
+
+
+class Booter:
+    """Starts agents in sandboxes that run.
+
+    Args:
+        service: the vendor.
+        clock: of the deadlines.
+        python: the interpreter over there.
+        orphan_seconds: how long a bridge waits for its runner, and a runner for its bridge.
+    """
+
+    def __init__(self, service: DaytonaService, clock: Clock, *, python: str, orphan_seconds: float) -> None:
+        self._service = service
+        self._clock = clock
+        self._python = python
+        self._orphan_seconds = orphan_seconds
+
+    async def boot(self, found: Found, spec: SandboxSpec, end: End) -> RemoteSandbox:
+        """Start the agent of ``spec`` in a sandbox that runs; the caller undoes it when this fails.
+
+        Raises:
+            CallFailed: the service refused or was not reached.
+            RunnerError: ``harness_start_failed``, ``sandbox_start_failed``.
+        """
+        room = await self._look_inside(found, spec)
+        secret = secrets.token_hex(32)
+        secret_file = f"{room.bridge}/secret-{secrets.token_hex(8)}"
+        await self._service.upload(found.id, self._files(spec, room, secret, secret_file), self._left(spec))
+        words = [self._python, "-I", f"{room.bridge}/bridge.py", "--secret-file", secret_file]
+        words += ["--host", "0.0.0.0", "--orphan-seconds", f"{self._orphan_seconds:g}"]
+        session = f"acp-runner-{secrets.token_hex(8)}"
+        command = f"exec {shlex.join(words)}"
+        line = await self._service.launch(found.id, session, command, min(READY_SECONDS, self._left(spec)))
+        try:
+            port = int(json.loads(line)["port"])
+        except (ValueError, KeyError, TypeError):
+            raise RunnerError("sandbox_start_failed", f"The bridge said: {line[:200]}") from None
+        sandbox = RemoteSandbox(
+            found.name,
+            _placed(f"{ROOT}/workspace", room.root),
+            Door(self._service, found, port).find,
+            secret,
+            resume_seconds=self._orphan_seconds,
+            end=end,
+        )
+        argv = [_placed(word, room.root) for word in spec.argv]
+        given = {name: _placed(value, room.root) for name, value in spec.env.items()}
+        own = {"HOME": f"{room.root}/home", "TMPDIR": f"{room.root}/tmp"}
+        try:
+            await sandbox.begin(argv, {**BASE_ENV, **room.env, **given, **own}, self._left(spec))
+        except BaseException:
+            sandbox.transport.close()
+            await sandbox.transport.aclose()
+            raise
+        return sandbox
+
+    def _left(self, spec: SandboxSpec) -> float:
+        return max(1.0, spec.deadline - self._clock.monotonic()) if spec.deadline else READY_SECONDS
+
+    async def _look_inside(self, found: Found, spec: SandboxSpec) -> Room:
+        home = await self._service.home(found.id)
+        root = f"{home.rstrip('/')}/acp-runner"
+        bridge = f"{root}/bridge-{digest()}"
+        folders = [root, *(f"{root}/{name}" for name in ("workspace", "home", "tmp")), bridge]
+        command = (
+            f'mkdir -p -m 700 {shlex.join(folders)} && printf \'%s\\n%s\\n\' "$PATH" "$DAYTONA_SANDBOX_ID"'
+            f" && {{ test -f {shlex.quote(bridge)}/complete && echo yes || echo no; }}"
+        )
+        code, said = await self._service.execute(found.id, command, min(READY_SECONDS, self._left(spec)))
+        lines = said.splitlines()
+        if code != 0 or len(lines) < 3:
+            raise RunnerError("sandbox_start_failed", f"The sandbox has no room for the agent: {said.strip()[-200:]}")
+        env = {"PATH": lines[-3], "DAYTONA_SANDBOX_ID": lines[-2]}
+        return Room(root, bridge, lines[-1] == "yes", {name: value for name, value in env.items() if value})
+
+    def _files(self, spec: SandboxSpec, room: Room, secret: str, secret_file: str) -> dict[str, bytes]:
+        """By absolute path; the mark that the bridge is whole comes last."""
+        files = {f"{room.root}/workspace/{name}": content for name, content in spec.workspace_files.items()}
+        for name, content in spec.home_files.items():
+            files[f"{room.root}/home/{name}"] = content.replace(ROOT.encode(), room.root.encode())
+        files[secret_file] = secret.encode()
+        if not room.has_bridge:
+            files |= {f"{room.bridge}/{name}": content for name, content in bridge_files().items()}
+            files[f"{room.bridge}/complete"] = b"yes"
+        return files
+
+
+class Door:
+    """Finds the bridge again: behind a drop the sandbox may be gone, or its link another one."""
+
+    def __init__(self, service: DaytonaService, found: Found, port: int) -> None:
+        self._service = service
+        self._found = found
+        self._port = port
+        self._asked = 0
+
+    async def find(self, refused: bool) -> Address:
+        """See ``websocket.Find``."""
+        self._asked += 1
+        try:
+            if self._asked > 1:
+                await self._alive()
+            url, token = await self._service.preview(self._found.id, self._port)
+        except CallFailed as failed:
+            if judge(failed.call, failed.failure).action in ("gone", "fail"):
+                raise RunnerError("sandbox_lost", f"the sandbox is gone: {failed}") from failed
+            raise ConnectionError(str(failed)) from failed
+        parts = urlsplit(url)
+        scheme = {"https": "wss", "http": "ws"}.get(parts.scheme, parts.scheme)
+        return Address(urlunsplit(parts._replace(scheme=scheme)), {TOKEN_HEADER: token, SKIP_WARNING: "true"})
+
+    async def _alive(self) -> None:
+        now = await self._service.get(self._found.id)
+        if now is None or now.state not in ("started", "unknown"):
+            state = now.state if now is not None else "gone"
+            raise RunnerError("sandbox_lost", f"the sandbox is {state}")
+
+
+def digest() -> str:
+    """Names the bridge's files: another version lies beside an old one."""
+    summed = hashlib.sha256()
+    for name, content in sorted(bridge_files().items()):
+        summed.update(f"{name}:{len(content)}:".encode() + content)
+    return summed.hexdigest()[:12]
+
+
+def _placed(text: str, root: str) -> str:
+    return text.replace(ROOT, root)
+
+
+async def keep_active(service: DaytonaService, identity: str, seconds: float, failed: Callable[[], None]) -> None:
+    """Refresh a sandbox's activity for ever; running processes do not count as activity over there."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await service.refresh_activity(identity)
+        except CallFailed as error:
+            failed()
+            log.info("activity of sandbox %s was not refreshed: %s", identity, error)

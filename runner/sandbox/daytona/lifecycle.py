@@ -1,0 +1,155 @@
+"""Brings a sandbox to where it is wanted: look, one step by the table, look again (``rules.daytona``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.rules.daytona import RETRY_SECONDS, Want, judge, next_step
+from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
+
+POLL_SECONDS: Final = 0.2
+WAIT_MAX_SECONDS: Final = 4.0
+log = logging.getLogger("runner.sandbox.daytona")
+
+
+@dataclass(slots=True)
+class Way:
+    """What happened on the way up.
+
+    Attributes:
+        created: a new one was asked for, so there is no disk of before.
+        woken: a sleeping disk was started.
+        recovered, activated: the repair was tried; the snapshot was made usable.
+        waits: how often in a row a call had to be put off.
+    """
+
+    created: bool = False
+    woken: bool = False
+    recovered: bool = False
+    activated: bool = False
+    waits: int = 0
+
+
+class Lifecycle:
+    """Steps by name, never by memory: whoever else changed the sandbox meanwhile is seen.
+
+    Args:
+        service: the vendor.
+        clock: of the deadlines.
+        counts: what happened how often, by ``<call>`` and ``<call>_<action>``.
+    """
+
+    def __init__(self, service: DaytonaService, clock: Clock, counts: Counter[str]) -> None:
+        self._service = service
+        self._clock = clock
+        self._counts = counts
+
+    async def bring_up(self, plan: Plan, deadline: float, way: Way) -> Found:
+        """A started sandbox of this name: created, woken, repaired, replaced or found running.
+
+        Args:
+            plan: for a new one.
+            deadline: loop time.
+            way: filled while it goes, for the caller must know it also when this fails or is cancelled.
+
+        Raises:
+            RunnerError: ``provider_at_capacity``, ``sandbox_start_failed``.
+        """
+
+        async def step(found: Found | None) -> Found | None:
+            left = max(1.0, deadline - self._clock.monotonic())
+            if found is None:
+                way.created = True
+                return await self._service.create(plan, left)
+            state, desired = found.state, found.desired
+            todo = next_step("run", state, desired=desired, recoverable=found.recoverable, recovered=way.recovered)
+            match todo:
+                case "use":
+                    return found
+                case "start":
+                    way.woken = True
+                    await self._service.start(found.id, left)
+                case "recover":
+                    way.recovered = True
+                    await self._service.recover(found.id, left)
+                case "replace":
+                    log.warning("sandbox %s is replaced: it is %s: %s", found.name, state, found.reason)
+                    self._counts["replaced"] += 1
+                    if state not in ("destroyed", "destroying"):
+                        await self._service.delete(found.id)
+                    await asyncio.sleep(POLL_SECONDS)
+                case _:
+                    await asyncio.sleep(POLL_SECONDS)
+            return None
+
+        return await self._steps(plan, step, deadline, way)
+
+    async def _steps(
+        self, plan: Plan, step: Callable[[Found | None], Awaitable[Found | None]], deadline: float, way: Way
+    ) -> Found:
+        last = "it took too long"
+        while self._clock.monotonic() < deadline:
+            try:
+                found = await step(await self._service.get(plan.name))
+                way.waits = 0
+                if found is not None:
+                    return found
+            except CallFailed as failed:
+                last = str(failed)
+                await self._after(plan, failed, deadline, way)
+        raise RunnerError("sandbox_start_failed", f"The sandbox did not start in time: {last}")
+
+    async def _after(self, plan: Plan, failed: CallFailed, deadline: float, way: Way) -> None:
+        """Go on behind a failed call, or raise what it means."""
+        verdict = judge(failed.call, failed.failure)
+        self._counts[f"{failed.call}_{verdict.action}"] += 1
+        if verdict.action == "activate" and not way.activated:
+            way.activated = True
+            await self._service.activate(plan.snapshot)
+            return
+        if verdict.action == "fail" or verdict.action == "activate":
+            raise RunnerError(verdict.code, f"Daytona refused the sandbox: {failed}")
+        way.waits += 1
+        wait = max(verdict.seconds, min(RETRY_SECONDS * 2 ** (way.waits - 1), WAIT_MAX_SECONDS))
+        if self._clock.monotonic() + wait >= deadline:
+            raise RunnerError(verdict.code, f"The sandbox did not start in time: {failed}")
+        await asyncio.sleep(wait)
+
+    async def bring_down(self, name: str, want: Want, deadline: float) -> str | None:
+        """Put it to sleep or away.
+
+        Returns:
+            What is known of it: ``stopped``, ``deleted``; None when that was not reached by ``deadline``.
+        """
+        waits = 0
+        while True:
+            try:
+                found = await self._service.get(name)
+                if found is None:
+                    return "deleted"
+                match next_step(want, found.state, desired=found.desired):
+                    case "done":
+                        return "deleted" if found.state in ("destroyed", "destroying") else "stopped"
+                    case "stop":
+                        await self._service.stop(found.id, max(1.0, deadline - self._clock.monotonic()))
+                    case "delete":
+                        await self._service.delete(found.id)
+                    case _:
+                        pass
+                waits = 0
+            except CallFailed as failed:
+                verdict = judge(failed.call, failed.failure)
+                self._counts[f"{failed.call}_{verdict.action}"] += 1
+                log.info("sandbox %s: %s failed: %s", name, failed.call, failed)
+                waits += 1
+            wait = POLL_SECONDS if not waits else min(RETRY_SECONDS * 2 ** (waits - 1), WAIT_MAX_SECONDS)
+            if self._clock.monotonic() + wait >= deadline:
+                return None
+            await asyncio.sleep(wait)

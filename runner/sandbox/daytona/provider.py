@@ -1,0 +1,383 @@
+"""The Daytona provider: one sandbox for each session, awake while a seat holds it, asleep or away otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from runner.clock import Clock
+from runner.errors import RunnerError
+from runner.ids import valid_id
+from runner.rules.daytona import fits, judge, late_creation, minutes, reap
+from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
+from runner.sandbox.daytona.lifecycle import Lifecycle, Way
+from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
+from runner.sandbox.port import Copied, Gone, Paths, SandboxSpec
+from runner.sandbox.remote import RemoteSandbox
+from runner.sandbox.workspace import check_files
+from runner.tasks import Tasks, shielded
+
+DOWN_SECONDS: Final = 25.0
+UNDO_SECONDS: Final = 10.0
+LATE_SECONDS: Final = 60.0
+REMOVE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 20.0
+PAUSE_SECONDS: Final = 15.0
+BOOTS: Final = 2
+log = logging.getLogger("runner.sandbox.daytona")
+
+Open = Callable[[], Awaitable[DaytonaService]]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How sandboxes are made and for how long; seconds.
+
+    Attributes:
+        snapshot: their snapshot; empty is the service's own.
+        capacity: the most that run at once for this runner; 0: the service alone bounds it.
+        plain_secrets: secret values may go into an agent's environment over there.
+        disk_seconds: how long a sleeping disk is kept.
+        orphan_seconds: how long an agent lives without its runner.
+        auto_stop_seconds, ttl_seconds: the service's own nets, far beyond every window.
+        python: the interpreter over there.
+    """
+
+    snapshot: str = ""
+    capacity: int = 0
+    plain_secrets: bool = False
+    disk_seconds: float = 1800.0
+    orphan_seconds: float = 120.0
+    auto_stop_seconds: float = 900.0
+    ttl_seconds: float = 7 * 86_400.0
+    python: str = "python3"
+
+
+class DaytonaProvider:
+    """Makes and wakes sandboxes by name; see ``port.Provider``.
+
+    Args:
+        open_service: opens the vendor's client, once, at the first use.
+        store_id, replica_id: in the labels: the reaper looks for the store's, people for the replica's.
+        clock: on the scale of ``SandboxSpec.deadline``.
+
+    Attributes:
+        counts: what happened how often, for metrics.
+    """
+
+    def __init__(self, open_service: Open, terms: Terms, store_id: str, replica_id: str, *, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        self._open, self._terms, self._clock = open_service, terms, clock
+        self._store_id, self._replica_id = store_id, replica_id
+        self._opening: asyncio.Task[DaytonaService] | None = None
+        self._held: dict[str, str] = {}
+        self._live: dict[str, RemoteSandbox] = {}
+        self._active: dict[str, asyncio.Task[None]] = {}
+        self._removing: dict[str, asyncio.Task[None]] = {}
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._seen: set[str] = set()
+        self._tasks = Tasks("daytona")
+        self._closed = False
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """``daytona``."""
+        return "daytona"
+
+    @property
+    def capacity(self) -> int | None:
+        """How many run at once."""
+        return self._terms.capacity or None
+
+    @property
+    def isolation(self) -> str:
+        """What every sandbox of this provider has."""
+        return "remote"
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Seats that hold a sandbox whose end is not proven, or whose start is under way."""
+        return tuple(self._held.values())
+
+    def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
+        """Places that stand for those over there (``boot.ROOT``).
+
+        Raises:
+            RunnerError: ``invalid_request`` for a path of this machine or ids that are none.
+        """
+        if not (valid_id(project) and valid_id(session_id)):
+            raise RunnerError("invalid_request", "A project or session id may hold letters, digits, “_” and “-” only.")
+        if workspace_path is not None:
+            text = "workspace.path: a directory of the runner's machine is not in a Daytona sandbox."
+            raise RunnerError("invalid_request", text, field="workspace.path")
+        root = Path(ROOT)
+        return Paths(root / "workspace", root / "home", root / "tmp")
+
+    def sandbox_name(self, project: str, session_id: str) -> str:
+        """Unique over all runners that share an account, the same for each start of the session."""
+        text = f"{self._store_id}/{project}/{session_id}"
+        return f"acp-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+    async def service(self) -> DaytonaService:
+        """The client; whoever comes first opens it for all.
+
+        Raises:
+            RunnerError: ``invalid_request``: the package is missing.
+        """
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = self._tasks.spawn("open", self._opened())
+        await asyncio.wait({self._opening})
+        return self._opening.result()
+
+    async def _opened(self) -> DaytonaService:
+        return await self._open()
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    async def start(self, spec: SandboxSpec) -> RemoteSandbox:
+        """See ``port.Provider.start``. Also ``provider_at_capacity``, and ``credentials_missing`` for secrets."""
+        self.paths(spec.project, spec.session_id, spec.workspace_path)
+        check_files(spec.workspace_files)
+        self._check_secrets(spec)
+        name = self.sandbox_name(spec.project, spec.session_id)
+        if self._closed:
+            raise RunnerError("sandbox_start_failed", "The runner is shutting down.")
+        if name in self._held:
+            raise RunnerError("sandbox_start_failed", "The session's last sandbox is still being put to sleep.")
+        if not fits(len(self._held), self._terms.capacity):
+            raise RunnerError("provider_at_capacity", f"{self._terms.capacity} Daytona sandboxes run already.")
+        self._held[name] = spec.seat_id
+        self._seen.add(name)
+        self._stay(name)
+        way = Way()
+        # A creation under way is never cancelled: nobody would know whether it was done.
+        work = self._tasks.spawn(f"start {name}", self._started(spec, name, way))
+        try:
+            await asyncio.wait({work}, timeout=self._seconds(spec))
+            if not work.done():
+                raise RunnerError("sandbox_start_failed", "The sandbox did not start in time.")
+            return work.result()
+        except BaseException:
+            undo = self._tasks.spawn(f"undo {name}", self._undone(spec.seat_id, name, way, work))
+            await shielded(_waited(undo), UNDO_SECONDS + 1)
+            raise
+
+    def _seconds(self, spec: SandboxSpec) -> float | None:
+        return max(0.0, spec.deadline - self._clock.monotonic()) if spec.deadline else None
+
+    def _check_secrets(self, spec: SandboxSpec) -> None:
+        plain = sorted(spec.secret_names & spec.env.keys())
+        if plain and not self._terms.plain_secrets:
+            names = ", ".join(plain)
+            text = f"{names}: secrets do not go into a Daytona sandbox's environment unless [daytona] plain_secrets."
+            raise RunnerError("credentials_missing", text)
+
+    async def _started(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox:
+        service = await self.service()
+        deadline = spec.deadline or self._clock.monotonic() + LATE_SECONDS
+        plan = self._plan(spec, name)
+        lifecycle = Lifecycle(service, self._clock, self.counts)
+        terms = self._terms
+        booter = Booter(service, self._clock, python=terms.python, orphan_seconds=terms.orphan_seconds)
+        for attempt in range(1, BOOTS + 1):
+            found = await lifecycle.bring_up(plan, deadline, way)
+            try:
+                sandbox = await booter.boot(found, spec, lambda said: self._ended(spec.seat_id, name))
+                break
+            except CallFailed as failed:
+                verdict = judge(failed.call, failed.failure)
+                self.counts[f"boot_{verdict.action}"] += 1
+                if attempt == BOOTS or verdict.action == "fail":
+                    raise RunnerError("sandbox_start_failed", f"The agent could not be started: {failed}") from failed
+        else:
+            raise AssertionError("unreachable")
+        self.counts["created" if way.created else "woken" if way.woken else "found"] += 1
+        sandbox.woken = way.woken and not way.created
+        self._live[spec.seat_id] = sandbox
+        pulse = terms.auto_stop_seconds / 3
+        self._active[name] = self._tasks.spawn(
+            f"activity {name}", keep_active(service, found.id, pulse, lambda: self.counts.update(["activity_failed"]))
+        )
+        return sandbox
+
+    def _plan(self, spec: SandboxSpec, name: str) -> Plan:
+        terms = self._terms
+        labels = {
+            "acp-runner-store": self._store_id,
+            "acp-runner-replica": self._replica_id,
+            "acp-runner-project": spec.project,
+            "acp-runner-session": spec.session_id,
+        }
+        return Plan(
+            name=name,
+            labels=labels,
+            snapshot=terms.snapshot,
+            auto_stop=minutes(terms.auto_stop_seconds),
+            auto_delete=minutes(terms.disk_seconds) + 1,
+            ttl=minutes(terms.ttl_seconds),
+        )
+
+    async def _undone(self, seat_id: str, name: str, way: Way, work: asyncio.Task[RemoteSandbox]) -> None:
+        """A start that nobody waits for any more: what it made goes, what it found sleeps (``late_creation``)."""
+        await asyncio.wait({work}, timeout=LATE_SECONDS)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+        self.counts["undone"] += 1
+        if not work.cancelled() and work.exception() is None:
+            sandbox = work.result()
+            if way.created:
+                await self._down(name, away=True)
+            await sandbox.destroy(0.0)
+            self._let_go(seat_id, name)
+            return
+        service = await self.service()
+        found = await _quiet(service.get(name))
+        away = found is not None and way.created and late_creation(False, found.state) == "delete"
+        for _ in range(BOOTS):
+            if await self._down(name, away=away) is not None:
+                break
+        self._let_go(seat_id, name)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    async def _ended(self, seat_id: str, name: str) -> Gone:
+        """The cell was torn down: put the sandbox to sleep, delete a broken one (DESIGN 3.4)."""
+        known = await self._down(name, away=False)
+        if known is None:
+            self.counts["sleep_failed"] += 1
+            return Gone(False, "")
+        self._let_go(seat_id, name)
+        if known == "stopped" and not self._closed and name not in self._removing:
+            loop = asyncio.get_running_loop()
+            self._expiries[name] = loop.call_later(self._terms.disk_seconds, self._expire, name)
+        return Gone(True, known)
+
+    async def _down(self, name: str, *, away: bool) -> str | None:
+        lifecycle = Lifecycle(await self.service(), self._clock, self.counts)
+        known = await lifecycle.bring_down(name, "gone" if away else "sleep", self._clock.monotonic() + DOWN_SECONDS)
+        if known is not None:
+            self.counts[known] += 1
+        return known
+
+    def _let_go(self, seat_id: str, name: str) -> None:
+        self._live.pop(seat_id, None)
+        if self._held.get(name) == seat_id:
+            del self._held[name]
+        active = self._active.pop(name, None)
+        if active is not None:
+            active.cancel()
+
+    def _stay(self, name: str) -> None:
+        expiry = self._expiries.pop(name, None)
+        if expiry is not None:
+            expiry.cancel()
+
+    def _expire(self, name: str) -> None:
+        """A sleeping disk has an end; the service's auto-delete is the net below (case C3)."""
+        self._expiries.pop(name, None)
+        if name not in self._held:
+            self._take_away(name)
+
+    def _take_away(self, name: str) -> asyncio.Task[None]:
+        known = self._removing.get(name)
+        if known is None:
+            known = self._removing[name] = self._tasks.spawn(f"remove {name}", self._away(name))
+        return known
+
+    async def _away(self, name: str) -> None:
+        try:
+            while name not in self._held:
+                if await self._down(name, away=True) is not None:
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+        finally:
+            self._removing.pop(name, None)
+
+    async def remove(self, project: str, session_id: str) -> None:
+        """See ``port.Provider.remove``: asked for now, and until it is done; it does not fail."""
+        self.paths(project, session_id, None)
+        name = self.sandbox_name(project, session_id)
+        self._stay(name)
+        work = self._take_away(name)
+        if name in self._seen:
+            await asyncio.wait({work}, timeout=REMOVE_SECONDS)
+
+    async def home_identity(self, project: str, session_id: str) -> str | None:
+        """See ``port.Provider.home_identity``: the sandbox's id, for its disk is not another's."""
+        service = await self.service()
+        found = await _quiet(service.get(self.sandbox_name(project, session_id)))
+        return found.id if found is not None and found.state not in ("destroyed", "destroying") else None
+
+    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+        """See ``port.Provider.copy_workspace``: a disk over there is not copied."""
+        return "none" if await self.home_identity(project, session_id) is None else "too_large"
+
+    async def reap(self, known: Callable[[str, str], Awaitable[bool]]) -> list[str]:
+        """Delete what carries the store's label and nobody knows; names of those that were asked to go.
+
+        Args:
+            known: whether the store has this session (project, session) and it has not ended.
+        """
+        service = await self.service()
+        gone: list[str] = []
+        for found in await service.labelled({"acp-runner-store": self._store_id}):
+            owner = found.labels.get("acp-runner-project", ""), found.labels.get("acp-runner-session", "")
+            what = reap(
+                known=await known(*owner),
+                in_use=found.name in self._held,
+                state=found.state,
+                age_seconds=found.age_seconds,
+                silent_seconds=found.silent_seconds,
+            )
+            if what == "keep":
+                continue
+            self.counts["reaped" if what == "delete" else "stuck"] += 1
+            log.warning("sandbox %s (%s) is %s: deleting it", found.name, found.state, what)
+            gone.append(found.name)
+            try:
+                await service.delete(found.id)
+            except CallFailed as failed:
+                log.info("sandbox %s was not deleted now: %s", found.name, failed)
+        return gone
+
+    async def close(self) -> None:
+        """Put to sleep what is awake and start nothing more; what the service does not do in time its nets do."""
+        self._closed = True
+        for name in list(self._expiries):
+            self._stay(name)
+        closing = [sandbox.destroy(0.0) for sandbox in list(self._live.values())]
+        if closing:
+            await shielded(_gathered(closing), CLOSE_SECONDS)
+        if self._opening is not None and self._opening.done() and self._opening.exception() is None:
+            undoing = [task for task in self._tasks.names if ":undo " in task or ":remove " in task]
+            if undoing:
+                await self._tasks.join(CLOSE_SECONDS)
+            await self._tasks.close()
+            await self._opening.result().close()
+        else:
+            await self._tasks.close()
+
+
+async def _waited(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task}, timeout=UNDO_SECONDS)
+
+
+async def _gathered(work: Iterable[Awaitable[Gone]]) -> None:
+    await asyncio.gather(*work, return_exceptions=True)
+
+
+async def _quiet(look: Awaitable[Found | None]) -> Found | None:
+    try:
+        return await look
+    except CallFailed as failed:
+        log.info("a look at a sandbox failed: %s", failed)
+        return None
