@@ -149,8 +149,9 @@ def _unknown_of(value: Any, where: str) -> Iterator[str]:
 
 def _openapi_complaints(side: str, path: str, one: Exchange) -> Iterator[str]:
     document = _spec(side)
-    paths = {_shape(known): operations for known, operations in document["paths"].items()}
-    operation = paths.get(_shape(path), {}).get(one.method.lower())
+    wanted, method = _shape(path), one.method.lower()
+    same = (operations for known, operations in document["paths"].items() if _shape(known) == wanted)
+    operation = next((operations[method] for operations in same if method in operations), None)
     if operation is None:
         yield "no operation of the OpenAPI"
         return

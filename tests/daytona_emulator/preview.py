@@ -19,6 +19,7 @@ from tests.daytona_emulator.clock import MovableClock
 from tests.daytona_emulator.faults import Faults
 from tests.daytona_emulator.problems import PROXY, Problem, bare_502, not_found, not_started
 
+End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 TOKEN_HEADER = "x-daytona-preview-token"
 TOKEN_QUERY = "DAYTONA_SANDBOX_AUTH_KEY"
 ACTIVITY_SECONDS = 50.0
@@ -27,9 +28,15 @@ CHUNK = 1 << 18
 LOGIN = b'<!DOCTYPE html><html><head><title>Daytona</title></head><body><a href="/login">Log in</a></body></html>'
 
 
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, eq=False)
 class Door:
-    """One listener. ``signed`` ones need no token until ``expires``."""
+    """One listener. ``signed`` ones need no token until ``expires``; nothing passes while ``flowing`` is not set."""
 
     box: str
     port: int
@@ -39,6 +46,7 @@ class Door:
     server: asyncio.Server | None = None
     links: set[asyncio.WriteTransport] = field(default_factory=set)
     active: float = 0.0
+    flowing: asyncio.Event = field(default_factory=_set_event)
 
 
 class Previews:
@@ -90,6 +98,12 @@ class Previews:
             link.abort()
         return len(links)
 
+    def stall(self, box: Box, stalled: bool) -> None:
+        """The links of a sandbox stay open and nothing passes, as in a network that swallows packets."""
+        for door in self._doors:
+            if door.box == box.id:
+                (door.flowing.clear if stalled else door.flowing.set)()
+
     def keep_alive(self) -> None:
         """An open connection is activity, now and then."""
         for door in self._doors:
@@ -134,6 +148,7 @@ class Previews:
         head = b""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
+            await door.flowing.wait()
             fault = self._faults.take(f"PREVIEW {door.box} {door.port}")
             if fault is not None:
                 await asyncio.sleep(fault.delay)
@@ -151,7 +166,7 @@ class Previews:
         else:
             door.links.add(far_writer.transport)
             try:
-                await _splice(reader, writer, far_reader, far_writer)
+                await _splice(door.flowing, (reader, writer), (far_reader, far_writer))
             finally:
                 door.links.discard(far_writer.transport)
         finally:
@@ -201,16 +216,11 @@ def _forwarded(head: bytes) -> bytes:
     return "\r\n".join([first, *kept, *([] if upgrade else ["Connection: close"]), "", ""]).encode("latin-1")
 
 
-async def _splice(
-    near_reader: asyncio.StreamReader,
-    near_writer: asyncio.StreamWriter,
-    far_reader: asyncio.StreamReader,
-    far_writer: asyncio.StreamWriter,
-) -> None:
+async def _splice(flowing: asyncio.Event, near: End, far: End) -> None:
     """Pass bytes both ways until one side ends; then both are closed."""
     pumps = [
-        asyncio.get_running_loop().create_task(_pump(near_reader, far_writer)),
-        asyncio.get_running_loop().create_task(_pump(far_reader, near_writer)),
+        asyncio.get_running_loop().create_task(_pump(flowing, near[0], far[1])),
+        asyncio.get_running_loop().create_task(_pump(flowing, far[0], near[1])),
     ]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -218,12 +228,13 @@ async def _splice(
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-        far_writer.close()
+        far[1].close()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(flowing: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError, RuntimeError):
         while data := await reader.read(CHUNK):
+            await flowing.wait()
             writer.write(data)
             await writer.drain()
 

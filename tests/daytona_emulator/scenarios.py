@@ -177,6 +177,19 @@ async def dropped_links(emulator: DaytonaEmulator, asked: dict[str, Any]) -> Non
 
 
 @_scenario
+async def stalled_links(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """Preview connections stay open and nothing passes; ``stalled: false`` lets everything through."""
+    emulator.previews.stall(_box(emulator, asked), bool(asked.get("stalled", True)))
+
+
+@_scenario
+async def in_state(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """A sandbox is in a state and stays there. ``state``, ``desired``."""
+    box = _box(emulator, asked)
+    box.state, box.desired = str(asked["state"]), str(asked.get("desired", box.desired))
+
+
+@_scenario
 async def muted_events(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     """The event channel connects and tells nothing."""
     emulator.events.muted = bool(asked.get("muted", True))

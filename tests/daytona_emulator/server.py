@@ -133,6 +133,17 @@ class DaytonaEmulator:
         """Add one rule; see ``Fault``."""
         self.faults.add(Fault.parse({"match": match, **fields}))
 
+    def operations(self) -> set[tuple[str, str]]:
+        """Method and path template of everything the service's contract covers."""
+        assert self._runner is not None
+        return {
+            (route.method, route.resource.canonical)
+            for route in self._runner.app.router.routes()
+            if route.resource is not None
+            and route.method != "HEAD"
+            and not route.resource.canonical.startswith(UNCHECKED)
+        }
+
     async def _cron(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)

@@ -249,6 +249,16 @@ async def test_an_error_that_can_be_recovered_once(emulator: DaytonaEmulator, bo
     await box.delete(wait=True)
 
 
+async def test_one_that_stays_in_a_state(emulator: DaytonaEmulator, box: AsyncSandbox) -> None:
+    await play(emulator, "in_state", {"sandbox": box.id, "state": "resizing", "desired": "resized"})
+    await box.refresh_data()
+    assert box.state == SandboxState.RESIZING
+    with pytest.raises(DaytonaConflictError):
+        await box.delete()
+    with pytest.raises(DaytonaBadRequestError, match="Is the Sandbox started"):
+        await box.process.exec("true")
+
+
 async def test_a_muted_event_channel_costs_a_poll(emulator: DaytonaEmulator, sdk: AsyncDaytona) -> None:
     await play(emulator, "muted_events", {})
     assert (await sdk.create(named("polled"))).state == SandboxState.STARTED

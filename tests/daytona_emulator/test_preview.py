@@ -138,6 +138,21 @@ async def test_links_break_and_the_sandbox_runs_on(emulator: DaytonaEmulator, bo
         assert (await get(link.url, **headers))[0] == 307
 
 
+async def test_links_that_swallow_everything(emulator: DaytonaEmulator, box: AsyncSandbox) -> None:
+    async with echo_server() as port:
+        link = await box.get_preview_link(port)
+        headers, address = {TOKEN: link.token}, link.url.replace("http", "ws")
+        async with websockets.connect(address, additional_headers=headers) as socket:
+            await play(emulator, "stalled_links", {"sandbox": box.id})
+            await socket.send("late")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(socket.recv(), 0.1)
+            with pytest.raises(TimeoutError):
+                await websockets.connect(address, additional_headers=headers, open_timeout=0.1)
+            await play(emulator, "stalled_links", {"sandbox": box.id, "stalled": False})
+            assert await socket.recv() == "late"
+
+
 async def test_an_open_connection_is_activity(emulator: DaytonaEmulator, box: AsyncSandbox) -> None:
     await box.set_autostop_interval(5)
     async with echo_server() as port:

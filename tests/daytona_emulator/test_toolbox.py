@@ -70,6 +70,10 @@ async def test_nothing_of_the_emulators_own_environment_is_inside(
     assert "never-inside" not in (await box.process.exec("env")).result
 
 
+async def test_a_python_with_websockets_is_inside(box: AsyncSandbox) -> None:
+    assert (await box.process.exec("python3 -c 'import websockets'")).exit_code == 0
+
+
 async def test_a_session_keeps_its_state(box: AsyncSandbox) -> None:
     name = await session(box)
     run = box.process.execute_session_command
