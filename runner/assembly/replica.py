@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
+from runner.assembly import sandboxes
 from runner.assembly.choices import is_http
 from runner.assembly.leftovers import end_leftovers, handed_in
 from runner.clock import Clock, SystemClock
@@ -28,6 +29,7 @@ from runner.resources import resource_path
 from runner.rules.pool import Book
 from runner.rules.reuse import Windows
 from runner.rules.story import Stories
+from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
@@ -133,6 +135,7 @@ async def build(
     plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
         providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
+        providers |= sandboxes.daytona(settings, state_dir, store, replica_id, clock)
     if not plane.shared:
         await end_leftovers(store, clock, live_dir)
     tasks = Tasks("sessions")
@@ -216,6 +219,9 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
     store, clock, days = services.store, services.clock, replica.settings.records.retention_days
     jobs["endings"] = Endings(store, clock, services.owners, registry.written_here).sweep
+    remote = replica.providers.get("daytona")
+    if isinstance(remote, DaytonaProvider):
+        jobs["remote sandboxes"] = sandboxes.Reaper(remote, store, clock).sweep
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
         if replica.serves_sessions:

@@ -231,13 +231,21 @@ class Records(Section):
 
 
 class Daytona(Section):
-    """``[daytona]``: the remote provider. ``orphan_seconds`` cannot be 0 (case C3)."""
+    """``[daytona]``: the remote provider, there when ``api_key`` is. ``orphan_seconds`` cannot be 0 (case C3).
+
+    ``max_running`` 0: the account alone bounds it. ``root``: where a snapshot keeps the harnesses (empty: where this
+    machine does). ``plain_secrets``: secret values may go into the environment of an agent over there.
+    """
 
     api_url: str = ""
     api_key: SecretStr | None = None
     target: str = ""
     snapshot: str = ""
     orphan_seconds: Seconds = 120
+    max_running: Count = 0
+    root: str = "/opt/acp-runner"
+    python: str = "python3"
+    plain_secrets: bool = False
 
 
 class Token(Section):

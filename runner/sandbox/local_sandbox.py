@@ -121,6 +121,11 @@ class LocalSandbox:
         """Nothing is hidden from the agent."""
         return "none"
 
+    @property
+    def woken(self) -> bool:
+        """Nothing sleeps here."""
+        return False
+
     async def begin(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the agent in the workspace. The caller destroys the sandbox when this fails or is cancelled.
 

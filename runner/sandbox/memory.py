@@ -127,6 +127,11 @@ class MemorySandbox:
         """``none``."""
         return "none"
 
+    @property
+    def woken(self) -> bool:
+        """Nothing sleeps here."""
+        return False
+
     def mark(self, turn_id: str) -> MemoryMark:
         """See ``port.Sandbox.mark``."""
         self.marks.append(turn_id)

@@ -107,6 +107,11 @@ class Sandbox(Protocol):
         """``none`` now; ``cell`` and ``landlock`` come with the sandboxes."""
         ...
 
+    @property
+    def woken(self) -> bool:
+        """Whether a sleeping disk of the session was started for it."""
+        ...
+
     def mark(self, turn_id: str) -> Mark:
         """Begin marking: everything alive now is not the turn's. The frame may go out once the mark is set."""
         ...

@@ -51,14 +51,11 @@ class RemoteSandbox:
         find, secret: of the bridge (``BridgeConnection``).
         resume_seconds: how long the link may be without a connection.
         end: puts the place to sleep, or away.
-
-    Attributes:
-        woken: the place slept before, with the session's disk.
     """
 
     def __init__(self, name: str, workspace: str, find: Find, secret: str, *, resume_seconds: float, end: End) -> None:
         self.name = name
-        self.woken = False
+        self._woken = False
         self._workspace = workspace
         self._end = end
         self._tasks = Tasks(f"sandbox {name}")
@@ -92,6 +89,15 @@ class RemoteSandbox:
     def isolation(self) -> str:
         """A machine of its own."""
         return "remote"
+
+    @property
+    def woken(self) -> bool:
+        """See ``port.Sandbox.woken``."""
+        return self._woken
+
+    def was_asleep(self) -> None:
+        """The place was started from its sleep, with the session's disk."""
+        self._woken = True
 
     async def begin(self, argv: Sequence[str], env: Mapping[str, str], seconds: float) -> None:
         """Reach the bridge and start the agent. The caller destroys the sandbox when this fails or is cancelled.

@@ -64,6 +64,9 @@ class Provisioner:
             RunnerError: ``harness_unknown``, ``harness_missing``, ``recipe_unknown``, ``forbidden`` or
                 ``invalid_request`` naming the field.
         """
+        if effective.provider not in self.providers:
+            text = f"sandbox.provider: {effective.provider} is not set up here; acp-runner doctor says what is missing."
+            raise RunnerError("invalid_request", text, field="sandbox.provider")
         spec = self.catalogue.get(effective.harness)
         available = spec.availability(self._state_dir)
         if not available.available:

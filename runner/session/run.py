@@ -319,7 +319,7 @@ class TurnRun:
         """What the frame carries, decided with no await before it is written; nothing when all of it was cancelled."""
         turn, queue = self._turn, self._turn.session.queue
         if turn.resumes is not None:
-            return chain.continuation(turn.prompt, turn.preface, loaded=turn.start == How.RESUMED)
+            return chain.continuation(turn.prompt, turn.preface, loaded=turn.start in (How.RESUMED, How.WOKEN))
         if self._blocks is None:
             words = self._content()
             if words is None:

@@ -273,7 +273,8 @@ class Seating:
         if live.resumed:
             live.agent_session = known
             live.spent = spent_of(turn.session.agent_state.get("spent"))
-            turn.start, turn.context_lost = Start.RESUMED.value, False
+            start = Start.WOKEN if live.sandbox.woken else Start.RESUMED
+            turn.start, turn.context_lost = start.value, False
             live.seat.start = turn.start
             return
         if live.agent_session is not None:

@@ -242,11 +242,9 @@ def parse_dispatch(body: bytes) -> DispatchRequest:
     """Read and check a dispatch body.
 
     Raises:
-        RunnerError: ``invalid_request`` naming the field, also for a known value that this version lacks.
+        RunnerError: ``invalid_request`` naming the field.
     """
-    request = parse(DispatchRequest.model_validate, body)
-    _refuse_not_built(request)
-    return request
+    return parse(DispatchRequest.model_validate, body)
 
 
 def parse_cancel(body: bytes) -> CancelRequest:
@@ -267,15 +265,6 @@ def parse_fork(body: bytes) -> ForkRequest:
 def parse_shell(body: bytes) -> ShellRequest:
     """Read and check a shell body. Raises as ``parse_dispatch``."""
     return parse(ShellRequest.model_validate, body)
-
-
-def _refuse_not_built(request: DispatchRequest) -> None:
-    if request.sandbox.provider != "local":
-        raise _not_built("sandbox.provider", request.sandbox.provider)
-
-
-def _not_built(field: str, value: str) -> RunnerError:
-    return RunnerError("invalid_request", f"{field}: {value} is not available in this version.", field=field)
 
 
 def parse(validate: Callable[[Any], T], body: bytes) -> T:

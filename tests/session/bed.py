@@ -47,6 +47,8 @@ class FakeSandbox:
 
     isolation = "none"
 
+    woken = False
+
     def __init__(self, provider: FakeProvider, spec: SandboxSpec, agent: FakeAgent) -> None:
         self.spec = spec
         self.agent = agent

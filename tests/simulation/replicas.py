@@ -60,6 +60,8 @@ class SimSandbox:
 
     isolation = "none"
 
+    woken = False
+
     def __init__(self, provider: SimProvider, spec: SandboxSpec, agent: SimAgent, chance: Chance) -> None:
         self.spec = spec
         self.agent = agent

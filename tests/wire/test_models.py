@@ -113,18 +113,6 @@ def test_a_bad_field_is_named(fields: dict[str, Any], field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"sandbox": {"provider": "daytona"}}, "sandbox.provider"),
-    ],
-)
-def test_a_known_value_that_is_not_built_is_named(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(RunnerError, match="not available in this version") as caught:
-        dispatch(**fields)
-    assert caught.value.extra["field"] == field
-
-
-@pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b'"x"', b'{"prompt":NaN}', b'{"prompt":"\\ud800"}', b'{"prompt":"\xff"}', b"[" * 5000],
 )

@@ -47,13 +47,23 @@ class Booter:
     Args:
         service: the vendor.
         clock: of the deadlines.
+        moved: paths of this machine, and where the same lies over there.
         python: the interpreter over there.
         orphan_seconds: how long a bridge waits for its runner, and a runner for its bridge.
     """
 
-    def __init__(self, service: DaytonaService, clock: Clock, *, python: str, orphan_seconds: float) -> None:
+    def __init__(
+        self,
+        service: DaytonaService,
+        clock: Clock,
+        moved: Mapping[str, str],
+        *,
+        python: str,
+        orphan_seconds: float,
+    ) -> None:
         self._service = service
         self._clock = clock
+        self._moved = moved
         self._python = python
         self._orphan_seconds = orphan_seconds
 
@@ -79,14 +89,14 @@ class Booter:
             raise RunnerError("sandbox_start_failed", f"The bridge said: {line[:200]}") from None
         sandbox = RemoteSandbox(
             found.name,
-            _placed(f"{ROOT}/workspace", room.root),
+            f"{room.root}/workspace",
             Door(self._service, found, port).find,
             secret,
             resume_seconds=self._orphan_seconds,
             end=end,
         )
-        argv = [_placed(word, room.root) for word in spec.argv]
-        given = {name: _placed(value, room.root) for name, value in spec.env.items()}
+        argv = [self._placed(word, room.root) for word in spec.argv]
+        given = {name: self._placed(value, room.root) for name, value in spec.env.items()}
         own = {"HOME": f"{room.root}/home", "TMPDIR": f"{room.root}/tmp"}
         try:
             await sandbox.begin(argv, {**BASE_ENV, **room.env, **given, **own}, self._left(spec))
@@ -95,6 +105,13 @@ class Booter:
             await sandbox.transport.aclose()
             raise
         return sandbox
+
+    def _placed(self, text: str, root: str) -> str:
+        """A word of a command or a variable's value, as it is over there."""
+        for here, there in self._moved.items():
+            if text == here or text.startswith(f"{here}/"):
+                text = there + text[len(here) :]
+        return text.replace(ROOT, root)
 
     def _left(self, spec: SandboxSpec) -> float:
         return max(1.0, spec.deadline - self._clock.monotonic()) if spec.deadline else READY_SECONDS
@@ -164,10 +181,6 @@ def digest() -> str:
     for name, content in sorted(bridge_files().items()):
         summed.update(f"{name}:{len(content)}:".encode() + content)
     return summed.hexdigest()[:12]
-
-
-def _placed(text: str, root: str) -> str:
-    return text.replace(ROOT, root)
 
 
 async def keep_active(service: DaytonaService, identity: str, seconds: float, failed: Callable[[], None]) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,7 @@ class Terms:
         orphan_seconds: how long an agent lives without its runner.
         auto_stop_seconds, ttl_seconds: the service's own nets, far beyond every window.
         python: the interpreter over there.
+        moved: paths of this machine in commands and variables, and where the same lies over there.
     """
 
     snapshot: str = ""
@@ -57,6 +58,7 @@ class Terms:
     auto_stop_seconds: float = 900.0
     ttl_seconds: float = 7 * 86_400.0
     python: str = "python3"
+    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 class DaytonaProvider:
@@ -186,7 +188,7 @@ class DaytonaProvider:
         plan = self._plan(spec, name)
         lifecycle = Lifecycle(service, self._clock, self.counts)
         terms = self._terms
-        booter = Booter(service, self._clock, python=terms.python, orphan_seconds=terms.orphan_seconds)
+        booter = Booter(service, self._clock, terms.moved, python=terms.python, orphan_seconds=terms.orphan_seconds)
         for attempt in range(1, BOOTS + 1):
             found = await lifecycle.bring_up(plan, deadline, way)
             try:
@@ -200,7 +202,8 @@ class DaytonaProvider:
         else:
             raise AssertionError("unreachable")
         self.counts["created" if way.created else "woken" if way.woken else "found"] += 1
-        sandbox.woken = way.woken and not way.created
+        if way.woken and not way.created:
+            sandbox.was_asleep()
         self._live[spec.seat_id] = sandbox
         pulse = terms.auto_stop_seconds / 3
         self._active[name] = self._tasks.spawn(

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.errors import RunnerError
@@ -22,6 +23,25 @@ T = TypeVar("T")
 READ_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.05
 INSTALL: Final = "pip install 'acp-runner[daytona]'"
+
+
+async def open_service(api_url: str, api_key: str, target: str) -> DaytonaService:
+    """Import the SDK in a thread, for it takes more than a second, and make the client.
+
+    Raises:
+        RunnerError: ``invalid_request``: the package is missing.
+    """
+    await asyncio.to_thread(_load)
+    return DaytonaService(api_url, api_key, target)
+
+
+def _load() -> ModuleType:
+    try:
+        sdk = import_module("daytona")
+        _ = sdk.AsyncDaytona
+    except ImportError:
+        raise RunnerError("invalid_request", f"The Daytona provider needs a package: {INSTALL}") from None
+    return sdk
 
 
 class CallFailed(Exception):
@@ -74,10 +94,7 @@ class DaytonaService:
     """
 
     def __init__(self, api_url: str, api_key: str, target: str) -> None:
-        try:
-            self._sdk = import_module("daytona")
-        except ImportError:
-            raise RunnerError("invalid_request", f"The Daytona provider needs a package: {INSTALL}") from None
+        self._sdk = _load()
         config = self._sdk.DaytonaConfig(api_url=api_url, api_key=api_key, target=target)
         self._client: AsyncDaytona = self._sdk.AsyncDaytona(config)
         self._boxes: dict[str, AsyncSandbox] = {}

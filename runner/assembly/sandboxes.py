@@ -1,0 +1,80 @@
+"""Which sandbox providers the settings ask for besides the local one, and who sees to what they left."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from runner.clock import Clock
+from runner.config import Settings
+from runner.resources import resource_path
+from runner.sandbox.daytona.provider import DaytonaProvider, Terms
+from runner.sandbox.daytona.service import DaytonaService, open_service
+from runner.sandbox.port import Provider
+from runner.store.port import Store
+
+API_URL: Final = "https://app.daytona.io/api"
+TARGET: Final = "us"
+AUTO_STOP_SECONDS: Final = 900.0
+REAP_SECONDS: Final = 60.0
+
+
+def daytona(settings: Settings, state_dir: Path, store: Store, replica_id: str, clock: Clock) -> dict[str, Provider]:
+    """The Daytona provider where ``[daytona] api_key`` is set; no package is needed before its first use."""
+    given = settings.daytona
+    if given.api_key is None or not given.api_key.get_secret_value():
+        return {}
+    key = given.api_key.get_secret_value()
+
+    async def opened() -> DaytonaService:
+        return await open_service(given.api_url or API_URL, key, given.target or TARGET)
+
+    windows = settings.pool.windows("daytona")
+    longest = max(windows.idle_seconds, windows.approval_seconds, windows.stopped_seconds, given.orphan_seconds)
+    terms = Terms(
+        snapshot=given.snapshot,
+        capacity=given.max_running,
+        plain_secrets=given.plain_secrets,
+        disk_seconds=windows.disk_seconds,
+        orphan_seconds=given.orphan_seconds,
+        auto_stop_seconds=max(AUTO_STOP_SECONDS, 2 * longest),
+        python=given.python,
+        moved=moved(state_dir, given.root, given.python),
+    )
+    return {"daytona": DaytonaProvider(opened, terms, store.store_id, replica_id, clock=clock)}
+
+
+def moved(state_dir: Path, root: str, python: str) -> dict[str, str]:
+    """Where the things of this machine that an agent's command names lie in a snapshot; nothing without a root."""
+    if not root:
+        return {}
+    places = {
+        str(state_dir / "harnesses"): f"{root}/harnesses",
+        str(resource_path("sandboxes", "inside")): f"{root}/inside",
+        sys.executable: python,
+    }
+    node = shutil.which("node")
+    return places | ({node: "node"} if node else {})
+
+
+class Reaper:
+    """The sweep's job: each minute, what a provider has and the store does not know goes (DESIGN 3.10)."""
+
+    def __init__(self, provider: DaytonaProvider, store: Store, clock: Clock) -> None:
+        self._provider = provider
+        self._store = store
+        self._clock = clock
+        self._next = 0.0
+
+    async def sweep(self) -> None:
+        """Look, at most once a minute."""
+        now = self._clock.monotonic()
+        if now >= self._next:
+            self._next = now + REAP_SECONDS
+            await self._provider.reap(self._known)
+
+    async def _known(self, project: str, session_id: str) -> bool:
+        row = await self._store.session(project, session_id)
+        return row is not None and row.ended_at is None
