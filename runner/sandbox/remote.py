@@ -95,6 +95,11 @@ class RemoteSandbox:
         """See ``port.Sandbox.woken``."""
         return self._woken
 
+    @property
+    def limits(self) -> Mapping[str, object]:
+        """The service's own, which it does not tell."""
+        return {}
+
     def was_asleep(self) -> None:
         """The place was started from its sleep, with the session's disk."""
         self._woken = True

@@ -1,4 +1,4 @@
-"""What every provider keeps, asked of the local one and of its twin in memory."""
+"""What every provider keeps, asked of the local one, of its twin in memory and of the remote one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from runner.errors import RunnerError
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.memory import MemoryProvider, MemorySandbox
 from runner.sandbox.port import Ran
+from runner.sandbox.remote import RemoteSandbox
+from tests.daytona_emulator.fixture import EmulatorProcess
+from tests.sandbox import daytona_bed
 from tests.sandbox.bed import SECONDS, Talk, spec
 
 ECHO = ("cat",)
@@ -29,8 +32,10 @@ async def echo(agent: MemoryAgent) -> None:
 class Bench:
     """A provider and how its faults are brought about."""
 
-    def __init__(self, provider: Any) -> None:
+    def __init__(self, provider: Any, emulator: EmulatorProcess | None = None) -> None:
         self.provider = provider
+        self.emulator = emulator
+        self.proof = "echild" if emulator is None else "stopped"
 
     def start(self, seat: str = "seat_1", **changes: Any) -> Any:
         return self.provider.start(spec(seat, *ECHO, **changes))
@@ -43,18 +48,25 @@ class Bench:
     async def lose(self, sandbox: Any) -> None:
         if isinstance(sandbox, MemorySandbox):
             sandbox.lose()
+        elif isinstance(sandbox, RemoteSandbox):
+            assert self.emulator is not None
+            self.emulator.scenario("vanished", sandbox=sandbox.name)
         else:
             sandbox._init.kill()
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "daytona"])
 async def bench(request: pytest.FixtureRequest, tmp_path: Path, store_id: str) -> AsyncIterator[Bench]:
     clock = SystemClock()
     makers: dict[str, Callable[[], Any]] = {
         "local": lambda: LocalProvider(tmp_path / "state", store_id, "rep_1", clock=clock),
         "memory": lambda: MemoryProvider(echo, clock=clock),
     }
-    made = Bench(makers[request.param]())
+    if request.param == "daytona":
+        emulator = request.getfixturevalue("daytona_emulator")
+        made = Bench(daytona_bed.provider(emulator, store_id), emulator)
+    else:
+        made = Bench(makers[request.param]())
     yield made
     await made.provider.close()
     assert made.provider.live == ()
@@ -64,16 +76,22 @@ async def test_an_agent_is_reached_over_its_transport(bench: Bench) -> None:
     sandbox = await bench.start()
     talk = Talk(sandbox)
     assert await talk.say('{"a":1}') == '{"a":1}'
-    assert sandbox.agent_pid == sandbox.transport.pid is not None
-    assert sandbox.isolation == bench.provider.isolation == "none"
+    assert sandbox.agent_pid == sandbox.transport.pid
+    assert (sandbox.agent_pid is None) == (bench.emulator is not None)
+    assert sandbox.isolation == bench.provider.isolation
     assert bench.provider.live == ("seat_1",)
 
 
 async def test_the_workspace_is_the_one_that_paths_names(bench: Bench) -> None:
     sandbox = await bench.start()
     paths = bench.provider.paths("default", "of_seat_1", None)
-    assert sandbox.workspace == str(paths.workspace)
     assert len({paths.workspace, paths.home, paths.tmp}) == 3
+    if bench.emulator is not None:
+        assert sandbox.workspace.endswith("/acp-runner/workspace")
+        with pytest.raises(RunnerError, match=r"workspace\.path"):
+            bench.provider.paths("default", "other", Path("/somewhere"))
+        return
+    assert sandbox.workspace == str(paths.workspace)
     assert bench.provider.paths("default", "other", Path("/somewhere")).workspace == Path("/somewhere")
 
 
@@ -83,11 +101,12 @@ async def test_a_home_is_told_from_a_later_one_of_the_same_session(bench: Bench)
     first = await bench.start("seat_1", session_id="s")
     identity = await bench.provider.home_identity("default", "s")
     await first.destroy()
-    await bench.start("seat_2", session_id="s")
+    second = await bench.start("seat_2", session_id="s")
     await bench.start("seat_3", session_id="other")
     assert await bench.provider.home_identity("default", "s") == identity
     assert identity
     assert await bench.provider.home_identity("default", "other") not in (None, identity)
+    await second.destroy()
     await bench.provider.remove("default", "s")
     assert await bench.provider.home_identity("default", "s") is None
     await bench.start("seat_4", session_id="s")
@@ -115,7 +134,7 @@ async def test_a_teardown_is_proven_and_told_to_the_transport_once(bench: Bench)
     sandbox = await bench.start()
     talk = Talk(sandbox)
     gone = await sandbox.destroy(1.0)
-    assert (gone.proven, gone.proof, gone.survivors) == (True, "echild", ())
+    assert (gone.proven, gone.proof, gone.survivors) == (True, bench.proof, ())
     assert (await talk.ended()).code == 0
     assert await sandbox.destroy() == gone
     assert len(talk.exits) == 1
@@ -156,7 +175,7 @@ async def test_an_agent_that_exits_by_itself_is_reported(bench: Bench) -> None:
     sandbox.transport.close_stdin()
     assert (await talk.ended()).code == 0
     assert talk.told == ["eof", talk.exits[0]]
-    assert (await sandbox.destroy()).proof == "echild"
+    assert (await sandbox.destroy()).proof == bench.proof
 
 
 async def test_a_command_that_cannot_run_leaves_nothing(bench: Bench) -> None:

@@ -134,16 +134,18 @@ class Lifecycle:
                 found = await self._service.get(name)
                 if found is None:
                     return "deleted"
+                waits = 0
                 match next_step(want, found.state, desired=found.desired):
                     case "done":
                         return "deleted" if found.state in ("destroyed", "destroying") else "stopped"
                     case "stop":
                         await self._service.stop(found.id, max(1.0, deadline - self._clock.monotonic()))
+                        continue
                     case "delete":
                         await self._service.delete(found.id)
+                        continue
                     case _:
                         pass
-                waits = 0
             except CallFailed as failed:
                 verdict = judge(failed.call, failed.failure)
                 self._counts[f"{failed.call}_{verdict.action}"] += 1

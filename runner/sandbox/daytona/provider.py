@@ -152,6 +152,8 @@ class DaytonaProvider:
         name = self.sandbox_name(spec.project, spec.session_id)
         if self._closed:
             raise RunnerError("sandbox_start_failed", "The runner is shutting down.")
+        if self._seconds(spec) == 0.0:
+            raise RunnerError("sandbox_start_failed", "The sandbox did not start in time.")
         if name in self._held:
             raise RunnerError("sandbox_start_failed", "The session's last sandbox is still being put to sleep.")
         if not fits(len(self._held), self._terms.capacity):
@@ -288,17 +290,17 @@ class DaytonaProvider:
         """A sleeping disk has an end; the service's auto-delete is the net below (case C3)."""
         self._expiries.pop(name, None)
         if name not in self._held:
-            self._take_away(name)
+            self._take_away(name, spare_held=True)
 
-    def _take_away(self, name: str) -> asyncio.Task[None]:
+    def _take_away(self, name: str, *, spare_held: bool = False) -> asyncio.Task[None]:
         known = self._removing.get(name)
         if known is None:
-            known = self._removing[name] = self._tasks.spawn(f"remove {name}", self._away(name))
+            known = self._removing[name] = self._tasks.spawn(f"remove {name}", self._away(name, spare_held))
         return known
 
-    async def _away(self, name: str) -> None:
+    async def _away(self, name: str, spare_held: bool) -> None:
         try:
-            while name not in self._held:
+            while not (spare_held and name in self._held):
                 if await self._down(name, away=True) is not None:
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
