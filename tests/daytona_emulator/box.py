@@ -59,6 +59,7 @@ class Box:
     auto_archive: int = 10080
     auto_delete: int = -1
     ttl: int = 0
+    queue_timeout: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     state: str = "creating"
     desired: str = "started"
@@ -69,6 +70,8 @@ class Box:
     stopped_at: float = 0.0
     broken_at: float = 0.0
     recovered_at: float = 0.0
+    queued: bool = False
+    queue_timed_out_at: float = 0.0
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     change: asyncio.Task[None] | None = None
     traits: Traits = field(default_factory=Traits)
@@ -131,7 +134,15 @@ class Box:
 
     def document(self, proxy: str) -> dict[str, Any]:
         """As a single read shows it."""
-        document = self.item(proxy) | {"env": dict(self.env), "volumes": list(self.volumes), "kvm": False}
+        document: dict[str, Any] = self.item(proxy) | {
+            "env": dict(self.env),
+            "volumes": list(self.volumes),
+            "kvm": False,
+        }
+        if self.queue_timeout:
+            document["queueTimeout"] = self.queue_timeout
+        if self.queue_timed_out_at:
+            document["queueTimedOutAt"] = iso(self.queue_timed_out_at)
         if self.dockerfile:
             created = iso(self.created_at)
             info = {"dockerfileContent": self.dockerfile, "createdAt": created, "updatedAt": created}

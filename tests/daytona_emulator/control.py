@@ -26,6 +26,7 @@ _INTERVALS = {
     "autoArchiveInterval": "auto_archive",
     "autoDeleteInterval": "auto_delete",
     "ttlMinutes": "ttl",
+    "queueTimeout": "queue_timeout",
 }
 _NETWORK = ("networkBlockAll", "networkAllowList", "domainAllowList")
 

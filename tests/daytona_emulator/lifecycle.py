@@ -22,7 +22,7 @@ UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by v
 
 @dataclass(slots=True)
 class Limits:
-    """Of the organization; None is no limit. ``box_*`` is per sandbox."""
+    """Of the organization; None is no limit. ``box_*`` is per sandbox. ``queue``: a new one waits for a runner."""
 
     cpu: int | None = None
     memory: int | None = None
@@ -31,6 +31,7 @@ class Limits:
     box_memory: int = 8
     box_disk: int = 10
     runners: bool = True
+    queue: bool = False
     suspended: str = ""
 
 
@@ -70,12 +71,12 @@ class Boxes:
     # -- reads
 
     def all(self) -> list[Box]:
-        """Oldest first."""
-        return list(self._boxes.values())
+        """Oldest first, without those that were destroyed and can still be read."""
+        return [box for box in self._boxes.values() if box.state != "destroyed"]
 
     def find(self, wanted: str) -> Box:
         """By id or name; a deleted one's name is free at once."""
-        box = self._boxes.get(wanted) or next((box for box in self._boxes.values() if box.name == wanted), None)
+        box = self._boxes.get(wanted) or next((box for box in self.all() if box.name == wanted), None)
         if box is None:
             raise not_found(wanted)
         return box
@@ -88,16 +89,16 @@ class Boxes:
 
     def create(self, box: Box) -> Box:
         """Admit it and begin its start."""
-        if any(other.name == box.name for other in self._boxes.values()):
+        if any(other.name == box.name for other in self.all()):
             raise Problem(409, f"Sandbox with name {box.name} already exists")
         self._admit(box)
         self._boxes[box.id] = box
         box.updated_at = box.last_activity = self._clock.now()
-        building = bool(box.dockerfile)
-        box.state = "pending_build" if building else "creating"
+        box.state = "pending_build" if box.dockerfile else "creating"
         self._changed(box, "", box.state)
-        stages = ["building_snapshot", "creating"] if building else ["pulling_snapshot"]
-        self._begin(box, self._bring_up(box, [*stages, "starting"], fresh=True))
+        box.queued = self.limits.queue
+        if not box.queued:
+            self._build_up(box)
         return box
 
     def make(self, name: str, **fields: Any) -> Box:
@@ -193,6 +194,9 @@ class Boxes:
     async def sweep(self) -> None:
         """The service's cron: auto-stop, auto-archive, auto-delete, time to live."""
         now = self._clock.now()
+        for box in self.all():
+            if box.queued:
+                self._sweep_queued(box, now)
         begun = [box.change for box in self.all() if self._sweep_one(box, now) and not box.traits.stuck_delete]
         # What time began is done when the sweep returns: a moved clock leaves nothing in flight.
         if waiting := [change for change in begun if change is not None]:
@@ -207,6 +211,19 @@ class Boxes:
         self._boxes.clear()
 
     # -- inside
+
+    def _build_up(self, box: Box) -> None:
+        stages = ["building_snapshot", "creating"] if box.dockerfile else ["pulling_snapshot"]
+        self._begin(box, self._bring_up(box, [*stages, "starting"], fresh=True))
+
+    def _sweep_queued(self, box: Box, now: float) -> None:
+        """A runner is free, or the wait is over."""
+        if not self.limits.queue:
+            box.queued = False
+            self._build_up(box)
+        elif box.queue_timeout and now - box.created_at >= box.queue_timeout * 60:
+            box.queued, box.queue_timed_out_at, box.desired = False, now, "destroyed"
+            self._set(box, "destroyed")
 
     def _sweep_one(self, box: Box, now: float) -> bool:
         """Begin what is due; whether something was."""
@@ -239,8 +256,8 @@ class Boxes:
                 text = f"{what} request {wanted}{unit} exceeds maximum allowed per sandbox ({most}{unit})."
                 raise Problem(400, text)
         # A stopped sandbox has given back processor and memory, an archived one its disk as well.
-        running = [other for other in self._boxes.values() if other.state not in ("stopped", "archived")]
-        kept = [other for other in self._boxes.values() if other.state != "archived"]
+        running = [other for other in self.all() if other.state not in ("stopped", "archived")]
+        kept = [other for other in self.all() if other.state != "archived"]
         totals = (
             ("CPU", sum(other.cpu for other in running) + box.cpu, limits.cpu, ""),
             ("memory", sum(other.memory for other in running) + box.memory, limits.memory, "GiB"),

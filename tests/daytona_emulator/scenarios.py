@@ -51,6 +51,12 @@ async def no_runners(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
 
 
 @_scenario
+async def queue(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """No capacity, the newer way: creates are admitted and wait for a runner until their ``queueTimeout``."""
+    emulator.boxes.limits.queue = True
+
+
+@_scenario
 async def suspended(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     """The organization is suspended: 403 on create."""
     emulator.boxes.limits.suspended = str(asked.get("reason", "Payment method required"))

@@ -24,6 +24,7 @@ from daytona.common.errors import (
     DaytonaGoneError,
     DaytonaInternalServerError,
     DaytonaNotFoundError,
+    DaytonaQueueTimeoutError,
     DaytonaRateLimitError,
     DaytonaServiceUnavailableError,
     DaytonaTimeoutError,
@@ -113,6 +114,20 @@ async def test_a_create_that_is_refused(
     assert [name for name, _ in await listed(sdk)] == ["first"]
     await play(emulator, "restored", {})
     await sdk.create(named("second"))
+
+
+async def test_a_create_that_waits_for_a_runner(emulator: DaytonaEmulator, sdk: AsyncDaytona) -> None:
+    await play(emulator, "queue", {})
+    waiting = [asyncio.create_task(sdk.create(named(name, queue_timeout=5))) for name in ("lucky", "late")]
+    while len(await listed(sdk)) < 2:
+        await asyncio.sleep(0.01)
+    emulator.boxes.find("lucky").queue_timeout = 60
+    await emulator.advance(301)
+    with pytest.raises(DaytonaQueueTimeoutError):
+        await waiting[1]
+    assert await listed(sdk) == [("lucky", "creating")]
+    await play(emulator, "restored", {})
+    assert (await waiting[0]).state == SandboxState.STARTED
 
 
 async def test_a_stopped_one_still_uses_the_disk_quota(emulator: DaytonaEmulator, sdk: AsyncDaytona) -> None:
