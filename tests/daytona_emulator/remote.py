@@ -69,7 +69,7 @@ class Remote:
             {"id": box.id, "name": box.name, "state": box.state, "labels": box.labels, "home": str(box.home)}
             for box in emulator.boxes.all()
         ]
-        alive = emulator.processes.alive()
+        alive = await emulator.processes.look()
         told = {"faults": emulator.faults.hits, "listeners": emulator.events.listeners}
         return web.json_response({"sandboxes": boxes, "processes": alive, **told})
 
