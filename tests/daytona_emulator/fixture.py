@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from runner.sandbox.census import kill_all, scan
+from tests.daytona_emulator.contract import openapi_violations, sdk_violations
+from tests.daytona_emulator.recording import Exchange
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20.0
@@ -81,6 +83,11 @@ class EmulatorProcess:
         found: list[dict[str, Any]] = self._call("GET", "/__emu/exchanges")
         return found
 
+    @property
+    def alive(self) -> bool:
+        """It runs."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """SIGKILL, as a service that goes away; what ran in its sandboxes runs on until ``close``."""
         self._process.kill()
@@ -114,9 +121,12 @@ class EmulatorProcess:
 
 @pytest.fixture
 def daytona_emulator() -> Iterator[EmulatorProcess]:
-    """A fresh Daytona on loopback."""
+    """A fresh Daytona on loopback; what was said to it and by it is judged in the end (``contract.py``)."""
     emulator = EmulatorProcess()
     try:
         yield emulator
+        exchanges = [Exchange(**one) for one in emulator.exchanges()] if emulator.alive else []
     finally:
         emulator.close()
+    assert sdk_violations(exchanges) == []
+    assert openapi_violations(exchanges) == []

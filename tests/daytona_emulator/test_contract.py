@@ -114,9 +114,7 @@ async def test_in_a_process_of_its_own(daytona_emulator: EmulatorProcess) -> Non
     assert [(one["name"], one["state"]) for one in state["sandboxes"]] == [("one", "stopped")]
     assert state["processes"] == []
     assert state["faults"] == ["POST /api/sandbox"]
-    exchanges = [Exchange(**one) for one in daytona_emulator.exchanges()]
-    assert len(exchanges) > 3
-    assert sdk_violations(exchanges) == openapi_violations(exchanges) == []
+    assert len(daytona_emulator.exchanges()) > 3
     with pytest.raises(AssertionError, match="no such scenario"):
         daytona_emulator.scenario("nonsense")
 
