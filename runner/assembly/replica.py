@@ -14,6 +14,7 @@ from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
 from runner.assembly import sandboxes
 from runner.assembly.choices import is_http
+from runner.assembly.isolating import isolation_of
 from runner.assembly.leftovers import end_leftovers, handed_in
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
@@ -30,6 +31,7 @@ from runner.rules.pool import Book
 from runner.rules.reuse import Windows
 from runner.rules.story import Stories
 from runner.sandbox.daytona.provider import DaytonaProvider
+from runner.sandbox.isolation import NOTHING, Isolation
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
@@ -50,7 +52,6 @@ from runner.turn.live import LiveSeat
 from runner.turn.live_file import LiveFile
 
 log = logging.getLogger("runner")
-ISOLATION: Final = "none"
 TEARDOWN_SECONDS: Final = 15.0
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -121,6 +122,7 @@ async def build(
     proven_dead: Callable[[ReplicaInfo], bool] | None = None,
     live: LiveBus | None = None,
     live_dir: Path | None = None,
+    isolation: Isolation | None = None,
 ) -> Replica:
     """A replica that is ready to admit turns.
 
@@ -130,17 +132,17 @@ async def build(
         proven_dead: whether another replica is provably gone; None looks at lock files of this machine.
         live: what followers at other replicas see by; None: they ask this one over HTTP.
         live_dir: where what is shown survives a kill of the process; None: nowhere.
+        isolation: of local cells; None: what the settings ask for.
     """
     clock = clock or SystemClock()
     plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
-        providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
+        isolation = isolation or await isolation_of(settings)
+        providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock, bounds=isolation)}
         providers |= sandboxes.daytona(settings, state_dir, store, replica_id, clock)
     if not plane.shared:
         await end_leftovers(store, clock, live_dir)
-    tasks = Tasks("sessions")
-    calls = _Calls()
-    stories = Stories(clock.now_ms)
+    tasks, calls, stories = Tasks("sessions"), _Calls(), Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
     shown = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, shown=shown)
@@ -164,7 +166,7 @@ async def build(
         reload=registry.reload,
     )
     calls.owners = services.owners
-    calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
+    calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner, isolation))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, shown=shown)
     await _take_part(replica, registry)
     return replica
@@ -324,8 +326,9 @@ def recipes() -> frozenset[str]:
     return frozenset(table["recipe"])
 
 
-def facts(replica_id: str, provisioner: Provisioner) -> dict[str, Any]:
+def facts(replica_id: str, provisioner: Provisioner, isolation: Isolation | None) -> dict[str, Any]:
     """What ``GET /health`` tells about this replica."""
+    bounds = isolation or NOTHING
     catalogue = provisioner.catalogue
     harnesses = []
     for name in catalogue.names():
@@ -348,5 +351,8 @@ def facts(replica_id: str, provisioner: Provisioner) -> dict[str, Any]:
         "replica_id": replica_id,
         "harnesses": harnesses,
         "providers": [{"name": name, "available": True} for name in provisioner.providers],
-        "isolation": ISOLATION,
+        "isolation": bounds.level,
+        "isolation_why": bounds.why,
+        "network": bounds.network,
+        "limits": bounds.limits.view(),
     }

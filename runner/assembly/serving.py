@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from runner.assembly.choices import Spooling, is_http, open_live, open_plane, open_store
+from runner.assembly.isolating import isolation_of, require, tell
 from runner.assembly.leftovers import LIVE
-from runner.assembly.replica import ISOLATION, Replica, build
+from runner.assembly.replica import Replica, build
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.heartbeat import LAPSED
 from runner.leases.port import ReplicaInfo
+from runner.sandbox.isolation import Isolation
 from runner.sandbox.statelock import StateLock, lock_of, reap_leftovers
 from runner.server.app import Application, build_app, start_site, stop_site
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken, is_loopback
@@ -33,25 +35,24 @@ log = logging.getLogger("runner")
 BURY_SECONDS: Final = 5.0
 
 
-def access_tokens(settings: Settings, state_dir: Path, host: str) -> tuple[list[AccessToken], bool]:
+def access_tokens(
+    settings: Settings, state_dir: Path, host: str, isolation: Isolation | None
+) -> tuple[list[AccessToken], bool]:
     """The configured tokens, or the state directory's own; the flag says whether it is the latter.
 
+    ``isolation``: of the cells here; None for a plane, which has none.
+
     Raises:
-        RunnerError: ``invalid_request``: a bind beyond loopback without tokens, or a set-up that isolation ``none``
+        RunnerError: ``invalid_request``: a bind beyond loopback without tokens, or a set-up that this isolation
             must not serve (DESIGN 3.10).
     """
     listed = [
         AccessToken(token.token.get_secret_value(), token.project, frozenset(token.scopes))
         for token in settings.auth.tokens
     ]
-    weak = len({token.project for token in listed}) > 1 or not is_loopback(host)
-    if weak and not settings.local.allow_weak:
-        raise RunnerError(
-            "invalid_request",
-            "More than one project, or a bind beyond loopback, needs isolation cell; sandboxes here have isolation "
-            f"{ISOLATION}. Set [local] allow_weak = true to serve all the same.",
-            field="local.allow_weak",
-        )
+    projects = len({token.project for token in listed})
+    if isolation is not None:
+        require(settings, isolation, projects=projects, beyond_loopback=not is_loopback(host))
     if listed:
         return listed, False
     if not is_loopback(host):
@@ -101,14 +102,13 @@ async def serve(
     async with AsyncExitStack() as stack:
         lock = StateLock.acquire(state_dir, replica_id)
         stack.callback(lock.release)
-        tokens, own = access_tokens(settings, state_dir, host)
+        isolation = None if gateway else await isolation_of(settings)
+        tokens, own = access_tokens(settings, state_dir, host, isolation)
         replicas: list[Replica] = []
         store = await open_store(settings, state_dir, clock, _spooling(replicas), gateway=gateway)
         plane = open_plane(settings, clock, store, gateway=gateway)
-        reaped, dead = reap_leftovers(state_dir, store.store_id)
-        if reaped:
-            log.warning("%d processes of an earlier runner were killed", reaped)
-        _warn(settings, gateway)
+        dead = _reaped(state_dir, store.store_id)
+        _warn(settings, isolation)
         replica = await build(
             settings,
             state_dir=state_dir,
@@ -119,6 +119,7 @@ async def serve(
             providers={} if gateway else None,
             live=None if gateway else open_live(settings),
             live_dir=None if gateway else state_dir / LIVE,
+            isolation=isolation,
         )
         replicas.append(replica)
         stack.push_async_callback(replica.close)
@@ -203,9 +204,17 @@ async def _bury_later(replica: Replica, state_dir: Path, replica_id: str) -> Non
         failed = await _buried(replica, state_dir, failed)
 
 
-def _warn(settings: Settings, gateway: bool) -> None:
-    if not gateway:
-        log.warning("sandboxes have isolation %s: agents run with this user's rights", ISOLATION)
+def _reaped(state_dir: Path, store_id: str) -> list[str]:
+    """Kill what earlier runners of this state directory left; their replica ids."""
+    count, dead = reap_leftovers(state_dir, store_id)
+    if count:
+        log.warning("%d processes of an earlier runner were killed", count)
+    return dead
+
+
+def _warn(settings: Settings, isolation: Isolation | None) -> None:
+    if isolation is not None:
+        tell(isolation)
     if settings.leases.url and not is_http(settings) and not settings.store.url:
         log.warning("[store] url is empty: other replicas of [leases] url do not see what is stored here")
 

@@ -50,7 +50,7 @@ def doctor(
         settings = load_settings(config, os.environ)
         findings = examine(settings, directory)
         if sandbox is not None:
-            findings += check_sandbox()
+            findings += check_sandbox(settings)
     except RunnerError as error:
         fail(error.code, error.message, as_json=as_json)
     shown = settings.redacted()
@@ -81,6 +81,7 @@ def examine(settings: Settings, directory: Path) -> list[Finding]:
         ),
         _writable(directory),
         _server(directory),
+        _isolation(settings),
         _npm(),
         *_store(settings),
         *_stream(settings),
@@ -137,6 +138,22 @@ def _stream(settings: Settings) -> list[Finding]:
         return [Finding("record stream", False, error.message, needed=False)]
 
 
+def _isolation(settings: Settings) -> Finding:
+    """The level that cells get, by what each limit is kept, and why it is no better."""
+    from runner.assembly.isolating import decided
+    from runner.errors import RunnerError
+    from runner.sandbox.isolation import probe_now
+
+    try:
+        found = decided(settings, probe_now())
+    except RunnerError as error:
+        return Finding("isolation", False, error.message, "choose another [local] isolation or network")
+    limits = ", ".join(f"{name} {bound['limit']:g} by {bound['by']}" for name, bound in found.limits.view().items())
+    detail = f"{found.level}, network {found.network}, {limits}{f' ({found.why})' if found.why else ''}"
+    fix = None if shutil.which("bwrap") else "apt-get install bubblewrap"
+    return Finding("isolation", found.level == "cell", detail, fix, needed=False)
+
+
 def _npm() -> Finding:
     npm = shutil.which("npm")
     fix = None if npm else "install Node.js with npm from your distribution, e.g. apt-get install npm"
@@ -160,10 +177,11 @@ def _harnesses(settings: Settings, directory: Path) -> list[Finding]:
     ]
 
 
-def check_sandbox() -> list[Finding]:
+def check_sandbox(settings: Settings) -> list[Finding]:
     """The local provider's self-check in a directory of its own: starts and tears down real processes."""
     import asyncio
 
+    from runner.assembly.isolating import isolation_of
     from runner.clock import SystemClock
     from runner.ids import Ids
     from runner.sandbox.local import LocalProvider
@@ -171,7 +189,8 @@ def check_sandbox() -> list[Finding]:
 
     async def checked(directory: Path) -> list[Finding]:
         ids = Ids()
-        provider = LocalProvider(directory, ids.mint("store"), ids.mint("rep"), clock=SystemClock())
+        bounds = await isolation_of(settings)
+        provider = LocalProvider(directory, ids.mint("store"), ids.mint("rep"), clock=SystemClock(), bounds=bounds)
         try:
             return [Finding(f"sandbox local: {item.name}", item.ok, item.detail) for item in await check(provider)]
         finally:

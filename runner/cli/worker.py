@@ -45,8 +45,10 @@ def worker(
     from runner.cli.locate import chosen_state_dir
     from runner.config import load_settings
     from runner.errors import RunnerError
+    from runner.sandbox.isolation import not_dumpable
 
     log_to_stderr()
+    not_dumpable()
     directory = chosen_state_dir(state_dir, os.environ)
     try:
         settings = load_settings(config, os.environ)

@@ -26,9 +26,7 @@ COMMAND_VARIABLES: Final = frozenset(
 )
 
 NOT_BUILT: Final[dict[str, tuple[Any, ...]]] = {
-    "local.isolation": ("auto", "none"),
-    "local.network": ("shared",),
-    "local.memory_bytes": (0,),
+    "local.network": ("shared", "none"),
     "pool.spares": (0,),
 }
 

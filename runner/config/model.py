@@ -176,13 +176,14 @@ class Acp(Section):
 
 
 class Local(Section):
-    """``[local]``: the local sandbox provider."""
+    """``[local]``: local sandboxes. ``memory_bytes``, ``pids`` and ``cpus`` bound one cell; 0 is no bound."""
 
     isolation: Literal["auto", "cell", "landlock", "none"] = "auto"
     allow_weak: bool = False
     roots: list[Path] = []
     memory_bytes: Count = 0
-    pids: Size = 1024
+    pids: Count = 1024
+    cpus: Window = 0
     network: Literal["shared", "none", "proxy"] = "shared"
 
 

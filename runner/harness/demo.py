@@ -18,7 +18,7 @@ def _resolve(state_dir: Path) -> Resolved:
     except FileNotFoundError as error:
         raise missing(NAME, str(error), None) from error
     # -I and -S: nothing of the surroundings reaches it, and it starts in a third of the time.
-    return Resolved((sys.executable, "-I", "-S", str(program)), (program,))
+    return Resolved((sys.executable, "-I", "-S", str(program)), (program.parent,))
 
 
 SPEC: Final = HarnessSpec(

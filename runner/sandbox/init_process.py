@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,16 +19,26 @@ PROBE_SECONDS: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Pipes:
-    """The runner's ends of the agent's standard streams; they belong to whoever holds this."""
+    """The runner's ends of the agent's standard streams; they belong to whoever holds this.
+
+    ``errors``: what a wrapper around the init says; None without one.
+    """
 
     stdin: int
     stdout: int
     stderr: int
+    errors: int | None = None
 
     def close(self) -> None:
-        """Close all three."""
+        """Close all."""
         for fd in (self.stdin, self.stdout, self.stderr):
             os.close(fd)
+        self.close_errors()
+
+    def close_errors(self) -> None:
+        """Close what nobody reads once the agent runs."""
+        if self.errors is not None:
+            os.close(self.errors)
 
 
 class InitProcess:
@@ -106,30 +116,39 @@ class InitProcess:
         self.signal(signal.SIGKILL)
 
 
-def spawn_init(env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, Pipes]:
+def spawn_init(
+    env: Mapping[str, str], wrap: Callable[[Sequence[str]], Sequence[str]] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket, Pipes]:
     """Start an init; in one step, so that no cancellation can come between the fork and the handle (case D7).
 
     Call it on the event loop's thread: a parent-death signal would follow a worker thread's end.
 
     Args:
         env: the init's whole environment.
+        wrap: from the init's command to the one that starts it in a cell. The wrapper keeps its own standard streams
+            as long as it lives, so the agent's are handed to the init by other numbers.
 
     Raises:
         OSError: no process or descriptor could be had; nothing is left open or running.
     """
-    command = [sys.executable, "-I", "-S", str(resource_path("sandboxes", "inside", "init.py")), "--control-fd"]
+    command: Sequence[str] = [sys.executable, "-I", "-S", str(resource_path("sandboxes", "inside", "init.py"))]
     ours, theirs = socket.socketpair()
     fds: list[int] = []
     try:
-        for _ in range(3):
+        for _ in range(3 if wrap is None else 4):
             fds += os.pipe()
-        stdin, our_stdin, our_stdout, stdout, our_stderr, stderr = fds
+        stdin, our_stdin, our_stdout, stdout, our_stderr, stderr, *errors = fds
+        command = [*command, "--control-fd", str(theirs.fileno())]
+        passed = [theirs.fileno()]
+        if wrap is not None:
+            passed += [stdin, stdout, stderr]
+            command = wrap([*command, "--stdio", *map(str, passed[1:])])
         process = subprocess.Popen(
-            [*command, str(theirs.fileno())],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=[theirs.fileno()],
+            command,
+            stdin=stdin if wrap is None else subprocess.DEVNULL,
+            stdout=stdout if wrap is None else subprocess.DEVNULL,
+            stderr=stderr if wrap is None else errors[1],
+            pass_fds=passed,
             env=dict(env),
             cwd="/",
             start_new_session=True,
@@ -141,6 +160,6 @@ def spawn_init(env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.
         raise
     finally:
         theirs.close()
-    for fd in (stdin, stdout, stderr):
+    for fd in (stdin, stdout, stderr, *errors[1:]):
         os.close(fd)
-    return process, ours, Pipes(our_stdin, our_stdout, our_stderr)
+    return process, ours, Pipes(our_stdin, our_stdout, our_stderr, errors[0] if errors else None)

@@ -15,9 +15,12 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import valid_id
 from runner.sandbox.census import MARKER, kill_all, marker
+from runner.sandbox.confining import Confining
 from runner.sandbox.copying import COPY_SECONDS, Budget, TooMuch, copy_tree
 from runner.sandbox.init_process import spawn_init
-from runner.sandbox.local_sandbox import LocalSandbox
+from runner.sandbox.isolation import NOTHING, Isolation, write_accounts
+from runner.sandbox.local_sandbox import Bounds, LocalSandbox
+from runner.sandbox.namespace import children
 from runner.sandbox.port import Copied, Paths, SandboxSpec
 from runner.sandbox.workspace import check_files, open_directory, remove_tree, write_given, write_private
 from runner.tasks import shielded
@@ -41,13 +44,19 @@ class LocalProvider:
         state_dir: holds ``workspaces/<project>/<session>`` and ``homes/<project>/<session>/{home,tmp,identity}``.
         store_id, replica_id: name this runner in the marker of every process it starts.
         clock: on the scale of ``SandboxSpec.deadline``.
+        bounds: how its cells are isolated and limited.
     """
 
-    def __init__(self, state_dir: Path, store_id: str, replica_id: str, *, clock: Clock) -> None:
+    def __init__(
+        self, state_dir: Path, store_id: str, replica_id: str, *, clock: Clock, bounds: Isolation = NOTHING
+    ) -> None:
         self._state_dir = state_dir.absolute()
         self._store_id = store_id
         self._replica_id = replica_id
         self._clock = clock
+        self._bounds = bounds
+        if bounds.groups is not None:
+            bounds.groups.sweep(store_id)
         self._live: dict[str, LocalSandbox] = {}
         self._closed = False
 
@@ -64,7 +73,7 @@ class LocalProvider:
     @property
     def isolation(self) -> str:
         """What every sandbox of this provider has."""
-        return "none"
+        return self._bounds.level
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -110,6 +119,8 @@ class LocalProvider:
             write_private(paths.home.parent, {IDENTITY: secrets.token_hex(16).encode()})
         for path in own:
             self._make(path)
+        if self._bounds.level == "cell":
+            write_accounts(paths.home.parent, paths.home)
         write_private(paths.home, spec.home_files)
         write_given(paths.workspace, spec.workspace_files)
 
@@ -124,8 +135,7 @@ class LocalProvider:
             raise RunnerError("sandbox_start_failed", f"The seat {spec.seat_id} has a sandbox already.")
         text = marker(self._store_id, self._replica_id, spec.seat_id)
         own = {"HOME": str(paths.home), "TMPDIR": str(paths.tmp), MARKER: text}
-        child = spawn_init({"PATH": BASE_ENV["PATH"], "LANG": BASE_ENV["LANG"], MARKER: text})
-        sandbox = LocalSandbox(spec.seat_id, text, str(paths.workspace), child, self._gone)
+        sandbox = self._forked(spec, paths, text)
         self._live[spec.seat_id] = sandbox
         try:
             await sandbox.begin(spec.argv, {**BASE_ENV, **spec.env, **own})
@@ -133,6 +143,24 @@ class LocalProvider:
             await shielded(sandbox.destroy(0.0), UNDO_SECONDS)
             raise
         return sandbox
+
+    def _forked(self, spec: SandboxSpec, paths: Paths, text: str) -> LocalSandbox:
+        """The cell with its init, and nothing left of it when it cannot be made."""
+        bounds, cell = self._bounds, Confining(self._bounds, self._state_dir, spec, paths)
+        group = bounds.groups.make(f"{self._store_id}-{spec.seat_id}", bounds.limits) if bounds.groups else None
+        try:
+            env = {"PATH": BASE_ENV["PATH"], "LANG": BASE_ENV["LANG"], MARKER: text}
+            child = spawn_init(env, cell.wrap if bounds.level == "cell" else None)
+        except BaseException:
+            if group is not None:
+                group.remove()
+            raise
+        if group is not None:
+            # The init forks nobody before it is told to, so whoever is here now is all there is.
+            for pid in (child[0].pid, *children(child[0].pid)):
+                group.add(pid)
+        own = Bounds(bounds, cell.confine(), group)
+        return LocalSandbox(spec.seat_id, text, str(paths.workspace), own, child, self._gone)
 
     def _gone(self, sandbox: LocalSandbox) -> None:
         self._live.pop(sandbox.seat_id, None)

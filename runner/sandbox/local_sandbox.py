@@ -11,14 +11,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from runner.acp.stdio import StdioTransport
 from runner.acp.transport import ExitInfo
 from runner.errors import RunnerError
 from runner.sandbox.census import kill_all
+from runner.sandbox.cgroups import Cgroup
 from runner.sandbox.control import ControlChannel, Reply, answer
 from runner.sandbox.init_process import InitProcess, Pipes
+from runner.sandbox.isolation import NOTHING, Isolation
+from runner.sandbox.namespace import Namespace
 from runner.sandbox.port import OUTPUT_BYTES, Gone, Ran, Reaped
 from runner.tasks import Tasks, shielded
 
@@ -29,6 +33,21 @@ LAST_SECONDS: Final = 1.0
 _STDERR_BYTES: Final = 4096
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 log = logging.getLogger("runner.sandbox")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What holds one cell in.
+
+    Attributes:
+        isolation: level and limits.
+        confine: the init's ``confine`` (Landlock paths, a bound on processes).
+        group: its control group.
+    """
+
+    isolation: Isolation = NOTHING
+    confine: Mapping[str, Any] = field(default_factory=dict)
+    group: Cgroup | None = None
 
 
 class LocalMark:
@@ -65,6 +84,7 @@ class LocalSandbox:
         seat_id: names the cell in logs.
         marker: what its processes carry (``census.marker``).
         workspace: the agent's working directory.
+        bounds: level, limits and the control group of the cell.
         child: the init, its end of the control channel, the runner's ends of the agent's stdio; all owned from here.
         on_gone: called once when the teardown is proven.
     """
@@ -74,6 +94,7 @@ class LocalSandbox:
         seat_id: str,
         marker: str,
         workspace: str,
+        bounds: Bounds,
         child: tuple[subprocess.Popen[bytes], socket.socket, Pipes],
         on_gone: Callable[[LocalSandbox], None],
     ) -> None:
@@ -81,6 +102,9 @@ class LocalSandbox:
         self.seat_id = seat_id
         self.marker = marker
         self._workspace = workspace
+        self._bounds = bounds
+        self._namespace: Namespace | None = None
+        self._too_much: str | None = None
         self._pipes: Pipes | None = pipes
         self._transport: StdioTransport | None = None
         self._exit: ExitInfo | None = None
@@ -113,13 +137,18 @@ class LocalSandbox:
 
     @property
     def init_pid(self) -> int:
-        """Process id of the cell's init."""
-        return self._init.pid
+        """Process id of the cell's init, as this machine numbers it."""
+        return self._namespace.pid if self._namespace is not None else self._init.pid
 
     @property
     def isolation(self) -> str:
-        """Nothing is hidden from the agent."""
-        return "none"
+        """``cell``, ``landlock`` or ``none``."""
+        return self._bounds.isolation.level
+
+    @property
+    def limits(self) -> Mapping[str, object]:
+        """See ``port.Sandbox.limits``."""
+        return self._bounds.isolation.limits.view()
 
     @property
     def woken(self) -> bool:
@@ -133,7 +162,10 @@ class LocalSandbox:
             RunnerError: ``harness_start_failed`` with the system's reason, ``sandbox_start_failed``.
         """
         self._env = dict(env)
-        found = await self._control.request("spawn", argv=list(argv), env=dict(env), cwd=self._workspace)
+        limits = self._bounds.isolation.limits
+        memory = limits.memory_bytes if limits.memory_by == "init" else 0
+        more = {"confine": dict(self._bounds.confine), "memory_bytes": memory}
+        found = await self._control.request("spawn", argv=list(argv), env=dict(env), cwd=self._workspace, **more)
         if found is None:
             raise RunnerError("sandbox_start_failed", f"The cell's init ended at once{self._cause()}.")
         if not found.get("ok"):
@@ -141,17 +173,26 @@ class LocalSandbox:
         if self._teardown is not None or self._pipes is None:
             raise RunnerError("sandbox_start_failed", "The sandbox was destroyed while its agent was being started.")
         pipes, self._pipes = self._pipes, None
-        self._transport = StdioTransport(pipes.stdin, pipes.stdout, pipes.stderr, int(found["pid"]))
+        pipes.close_errors()
+        self._transport = StdioTransport(pipes.stdin, pipes.stdout, pipes.stderr, self._outside(int(found["pid"])))
         if self._exit is not None:
             self._transport.process_exited(self._exit)
 
+    def _outside(self, pid: int) -> int | None:
+        """The agent's process id on this machine, from the one that the init knows; None when it is gone already."""
+        if self.isolation != "cell":
+            return pid
+        self._namespace = Namespace.below(self._init.pid)
+        return self._namespace.outer_pid(pid) if self._namespace is not None else None
+
     def _cause(self) -> str:
-        """What the init, or the interpreter in its place, wrote to stderr."""
+        """What the init, the interpreter in its place, or the wrapper around it wrote to stderr."""
         if self._pipes is None:
             return ""
-        os.set_blocking(self._pipes.stderr, False)
+        source = self._pipes.stderr if self._pipes.errors is None else self._pipes.errors
+        os.set_blocking(source, False)
         try:
-            text = os.read(self._pipes.stderr, _STDERR_BYTES).decode("utf-8", "replace").strip()
+            text = os.read(source, _STDERR_BYTES).decode("utf-8", "replace").strip()
         except OSError:
             text = ""
         return f": {text.splitlines()[-1]}" if text else ""
@@ -198,7 +239,9 @@ class LocalSandbox:
     def _event(self, message: Reply) -> None:
         match message.get("event"):
             case "exited":
-                self._agent_gone(ExitInfo(message.get("code"), message.get("signal")))
+                self._agent_gone(self._how(message.get("code"), message.get("signal")))
+            case "limit":
+                self._too_much = f"its processes used {message.get('memory_bytes')} bytes of memory together"
             case "output":
                 heard = self._heard.get(str(message.get("run")))
                 if heard is not None:
@@ -208,6 +251,15 @@ class LocalSandbox:
             case "ready":
                 if not message.get("subreaper"):
                     log.warning("sandbox %s: this system lets orphans leave their cell", self.seat_id)
+
+    def _how(self, code: int | None, number: int | None) -> ExitInfo:
+        """How the agent ended; a kill for want of memory has its reason beside it."""
+        limit, group = self._bounds.isolation.limits.memory_bytes, self._bounds.group
+        if number == signal.SIGKILL and self._too_much is None and group is not None and group.out_of_memory():
+            self._too_much = "it ran out of memory"
+        if number == signal.SIGKILL and self._too_much is not None:
+            return ExitInfo(reason=f"killed: {self._too_much} ([local] memory_bytes = {limit})")
+        return ExitInfo(code, number)
 
     def _ended(self) -> None:
         if self._teardown is None:
@@ -234,7 +286,7 @@ class LocalSandbox:
 
     async def _tear_down(self, grace: float, seconds: float) -> Gone:
         try:
-            gone = await self._by_init(grace, seconds)
+            gone = await self._by_init(grace, seconds) or await self._by_namespace()
             if gone is None:
                 gone = await self._by_census(seconds)
         except BaseException:
@@ -251,6 +303,8 @@ class LocalSandbox:
         if self._transport is not None:
             self._transport.close_stdin()
         self._init.signal(signal.SIGCONT)
+        if self._namespace is not None:
+            self._namespace.signal(signal.SIGCONT)
         try:
             request = self._control.request("teardown", grace_seconds=grace, seconds=seconds)
             reply = await answer(request, max(grace, seconds) + REPLY_SECONDS)
@@ -270,6 +324,16 @@ class LocalSandbox:
             return None
         return Gone(False, "", tuple(map(int, reply.get("survivors", ()))))
 
+    async def _by_namespace(self) -> Gone | None:
+        """Its init is killed: the kernel then kills the whole namespace, and its end is the proof (DESIGN 3.10)."""
+        if self._namespace is None:
+            return None
+        self._namespace.signal(signal.SIGKILL)
+        if not await self._init.wait(LAST_SECONDS):
+            self._init.kill()
+            await self._init.wait(LAST_SECONDS)
+        return Gone(True, "init_gone") if self._namespace.gone() else None
+
     async def _by_census(self, seconds: float) -> Gone:
         """The last resort, when the init is gone or hangs: kill whoever carries the marker."""
         self._init.kill()
@@ -286,6 +350,11 @@ class LocalSandbox:
             self._pipes.close()
             self._pipes = None
         self._control.close()
+        if self._namespace is not None:
+            self._namespace.close()
+            self._namespace = None
+        if self._bounds.group is not None:
+            self._bounds.group.remove()
 
 
 def _good(reply: Reply | None) -> Reply:
@@ -301,7 +370,9 @@ def _lost(why: str) -> RunnerError:
 
 
 def _not_started(error: str, program: str) -> RunnerError:
-    """``cwd: …`` is the place's fault, everything else the command's."""
+    """``cwd: …`` and ``confine: …`` are the place's fault, everything else the command's."""
+    if error.startswith("confine: "):
+        return RunnerError("sandbox_start_failed", f"The agent cannot be confined: {error[9:]}.")
     if error.startswith("cwd: "):
         return RunnerError("sandbox_start_failed", f"The agent cannot run in its workspace: {error[5:]}.")
     return RunnerError("harness_start_failed", f"{program} could not be started: {error.removeprefix('exec: ')}.")

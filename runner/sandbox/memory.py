@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +131,11 @@ class MemorySandbox:
     def woken(self) -> bool:
         """Nothing sleeps here."""
         return False
+
+    @property
+    def limits(self) -> Mapping[str, object]:
+        """No bounds."""
+        return {}
 
     def mark(self, turn_id: str) -> MemoryMark:
         """See ``port.Sandbox.mark``."""

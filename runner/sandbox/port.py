@@ -104,7 +104,12 @@ class Sandbox(Protocol):
 
     @property
     def isolation(self) -> str:
-        """``none`` now; ``cell`` and ``landlock`` come with the sandboxes."""
+        """``cell``, ``landlock``, ``none``, or what a remote provider gives."""
+        ...
+
+    @property
+    def limits(self) -> Mapping[str, object]:
+        """Name of a bound to ``{"limit", "by"}``; 0 and ``off``: there is none."""
         ...
 
     @property
@@ -166,6 +171,11 @@ class Provider(Protocol):
     @property
     def name(self) -> str:
         """``local`` or another provider's name."""
+        ...
+
+    @property
+    def isolation(self) -> str:
+        """What every sandbox of it has; a facet of the fingerprint."""
         ...
 
     @property

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from runner.acp.transport import ExitInfo
@@ -22,7 +22,7 @@ STEP_SECONDS: Final = 20.0
 START_SECONDS: Final = 120.0
 KILL_SECONDS: Final = 2.0
 ALLOWED: Final = frozenset({"PATH", "HOME", "TMPDIR", "LANG", "TERM", MARKER, "SELFCHECK"})
-OF_INIT: Final = frozenset({"PATH", "LANG", MARKER})
+OF_INIT: Final = frozenset({"PATH", "LANG", "PWD", MARKER})
 _GIVEN: Final = "given/probe.txt"
 _PRIVATE: Final = ".config/probe.txt"
 
@@ -121,6 +121,7 @@ class _Run:
         try:
             probe = _Probe(sandbox)
             await self._look(sandbox, probe)
+            await self._walls(sandbox, probe)
             await probe.ask("helper")
             await self._turn(sandbox, probe, "first turn")
             await self._turn(sandbox, probe, "later turn")
@@ -147,6 +148,37 @@ class _Run:
         self.add("home files are private", files[f"~/{_PRIVATE}"] == ["private", 0o600], files[f"~/{_PRIVATE}"])
         told = await probe.ask("write", path="written.txt", text="written")
         self.add("the workspace can be written", told["read"] == "written")
+
+    async def _walls(self, sandbox: Sandbox, probe: _Probe) -> None:
+        """What an isolated sandbox on this machine must not get at: its neighbour, the runner, the system."""
+        if not self.local or sandbox.isolation not in ("cell", "landlock"):
+            return
+        mine, other = (self.provider.paths(PROJECT, name, None) for name in (self.session, f"{self.session}-other"))
+        neighbour = await self.provider.start(replace(self.spec("other"), session_id=f"{self.session}-other"))
+        runners = mine.workspace.parents[2] / f".{self.session}"
+        try:
+            runners.write_text("of the runner")
+            files = [other.workspace / _GIVEN, other.home / _PRIVATE, runners, f"/proc/{os.getpid()}/environ"]
+            if sandbox.isolation == "landlock":
+                files.append(f"/proc/{neighbour.agent_pid}/environ")
+            told = await probe.ask(
+                "reach",
+                read=[str(path) for path in (*files, "/etc/shadow")],
+                list=[str(path) for path in (other.workspace, other.home, other.home.parent)],
+                write=["/", "/usr", "/etc", "/usr/local/bin"],
+                signal=[os.getpid(), neighbour.agent_pid] if sandbox.isolation == "landlock" else [],
+            )
+        finally:
+            runners.unlink(missing_ok=True)
+            await neighbour.destroy(0.0)
+            await self.provider.remove(PROJECT, f"{self.session}-other")
+        reached = [*told["read"], *told["list"]]
+        self.add("a neighbour's and the runner's files and environment are out of reach", not reached, reached)
+        self.add("nothing but its own can be written", not told["write"], told["write"])
+        self.add("nobody outside can be signalled", not told["signal"], told["signal"])
+        if sandbox.isolation == "cell":
+            self.add("it has no capabilities", int(told["capabilities"], 16) == 0, told["capabilities"])
+            self.add("it sees its own processes alone", told["init"] == 1 and len(told["pids"]) <= 4, told["pids"])
 
     async def _turn(self, sandbox: Sandbox, probe: _Probe, turn: str) -> None:
         await sandbox.mark(turn).set(STEP_SECONDS)

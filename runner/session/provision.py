@@ -92,14 +92,14 @@ class Provisioner:
         if not real.is_dir():
             raise RunnerError("invalid_request", f"workspace.path: {path} is no directory.", field="workspace.path")
 
-    def facets(self, effective: Effective, isolation: str = "none") -> dict[str, str]:
+    def facets(self, effective: Effective) -> dict[str, str]:
         """The fingerprint of what this configuration bakes into a sandbox."""
         config = effective.config
         return facets(
             harness=self.catalogue.facet(effective.harness),
             provider=effective.provider,
             recipe=effective.recipe,
-            isolation=isolation,
+            isolation=self.providers[effective.provider].isolation,
             env=config.get("env", {}),
             secrets={name: value or "" for name, value in effective.secrets.items()},
             mcp_servers=config.get("mcp_servers", []),

@@ -218,6 +218,7 @@ class SessionView(TypedDict):
     harness: str | None
     sandbox: dict[str, Any] | None
     isolation: str | None
+    limits: NotRequired[dict[str, Any] | None]
     last_turn: dict[str, Any] | None
     open_interactions: list[Any]
     usage: Usage

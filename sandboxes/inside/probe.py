@@ -2,7 +2,8 @@
 
 One JSON object a line on stdin, one answer a line on stdout. ``{"do": …}`` is ``look``, ``write`` {path, text},
 ``helper`` (starts a long-lived child), ``ping`` (asks it), ``hostile`` (starts children that are hard to kill, answers
-their pids and their pid file), ``alive`` {pids} (which of them still run).
+their pids and their pid file), ``alive`` {pids} (which of them still run), ``reach`` {read, list, write, signal} (which
+of these paths it can read, list and write, and which pids it may signal; its capabilities, and who it sees).
 """
 
 from __future__ import annotations
@@ -91,6 +92,43 @@ def write(request: Message) -> Message:
         file.write(request["text"])
     with open(request["path"], encoding="utf-8") as file:
         return {"read": file.read()}
+
+
+def reach(request: Message) -> Message:
+    """What it can get at of what it is asked to try; nothing is changed."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        facts = dict(line.split(":", 1) for line in file if line.startswith(("CapEff", "NoNewPrivs")))
+    return {
+        "read": [path for path in request["read"] if tried(first_byte, path)],
+        "list": [path for path in request["list"] if tried(os.listdir, path)],
+        "write": [path for path in request["write"] if tried(made, path)],
+        "signal": [pid for pid in request["signal"] if tried(os.kill, pid, 0)],
+        "capabilities": facts["CapEff"].strip(),
+        "init": os.getppid(),
+        "pids": pids_here(),
+    }
+
+
+def tried(attempt: Callable[..., object], *arguments: object) -> bool:
+    """Whether the system allows it."""
+    try:
+        attempt(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def first_byte(path: str) -> bytes:
+    """Read a little of a file."""
+    with open(path, "rb") as file:
+        return file.read(1)
+
+
+def made(folder: str) -> None:
+    """Make and remove a file in a folder."""
+    path = os.path.join(folder, ".acp-runner-probe")
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    os.unlink(path)
 
 
 def start_helper(request: Message) -> Message:
@@ -184,7 +222,10 @@ def alive(request: Message) -> Message:
 
 def pids_here() -> list[int]:
     """Every pid in sight."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
 
 
 def entry(pid: int) -> tuple[int, str] | None:
@@ -213,7 +254,15 @@ def running(pid: int) -> bool:
     return state_of(pid) != "Z"
 
 
-ANSWERS = {"look": look, "write": write, "helper": start_helper, "ping": ping, "hostile": hostile, "alive": alive}
+ANSWERS = {
+    "look": look,
+    "reach": reach,
+    "write": write,
+    "helper": start_helper,
+    "ping": ping,
+    "hostile": hostile,
+    "alive": alive,
+}
 
 
 def main() -> None:

@@ -141,10 +141,7 @@ def test_bounds_are_named(tmp_path: Path, text: str, name: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("local.isolation", "cell"),
-        ("local.isolation", "landlock"),
-        ("local.network", "none"),
-        ("local.memory_bytes", "1000"),
+        ("local.network", "proxy"),
         ("pool.spares", "1"),
     ],
 )

@@ -32,6 +32,7 @@ drain_seconds = 1
 max_line_bytes = {LINE_MIB * 1024 * 1024}
 [harness.scripted]
 command = [{json.dumps(sys.executable)}, {json.dumps(str(SCRIPTED))}]
+read = [{json.dumps(str(SCRIPTED.parent))}]
 """
 
 
@@ -59,6 +60,7 @@ class Server:
             assert old in text
             text = text.replace(old, new)
         folder.mkdir(parents=True, exist_ok=True)
+        text += f"write = [{json.dumps(str(folder.parent))}]\n"
         self.folder = folder
         self.state_dir = folder / "state"
         self.config = folder / "acp-runner.toml"

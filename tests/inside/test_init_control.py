@@ -232,7 +232,7 @@ def test_a_runner_that_is_gone_before_the_first_word(cell: Cell) -> None:
 
 def test_only_one_use_of_the_program() -> None:
     wrong = subprocess.run([sys.executable, "-I", "-S", str(INIT), "--control"], capture_output=True, check=False)
-    assert (wrong.returncode, wrong.stderr) == (2, b"usage: init.py --control-fd N\n")
+    assert (wrong.returncode, wrong.stderr) == (2, b"usage: init.py --control-fd N [--stdio N N N]\n")
 
 
 def test_idle_init_uses_no_processor_time(cell: Cell) -> None:

@@ -6,11 +6,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from runner.acp.transport import ExitInfo
 from runner.clock import SystemClock
+from runner.rules.isolation import Choice, choose
+from runner.sandbox.isolation import Found, Isolation, probe_now
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Sandbox, SandboxSpec
 
@@ -74,13 +77,29 @@ def spec(seat: str = "seat_1", *argv: str, **changes: Any) -> SandboxSpec:
         "seat_id": seat,
         "argv": argv or HOSTILE,
         "env": {},
+        "read": (Path(HOSTILE[-1]),),
         "deadline": asyncio.get_running_loop().time() + SECONDS,
     }
     return SandboxSpec(**{**members, **changes})
 
 
-def local(state_dir: Path, store_id: str, replica_id: str = "rep_1") -> LocalProvider:
-    return LocalProvider(state_dir, store_id, replica_id, clock=SystemClock())
+@cache
+def found() -> Found:
+    """What this machine offers, probed once."""
+    return probe_now()
+
+
+def bounds(level: str, **limits: Any) -> Isolation:
+    """A level of isolation, which this machine must offer."""
+    chosen = choose(level, limits.pop("network", "shared"), found().probed, **limits)  # type: ignore[arg-type]
+    assert isinstance(chosen, Choice), f"{chosen.message} Try: apt-get install bubblewrap"
+    return found().isolation(chosen)
+
+
+def local(
+    state_dir: Path, store_id: str, replica_id: str = "rep_1", level: str = "none", **limits: Any
+) -> LocalProvider:
+    return LocalProvider(state_dir, store_id, replica_id, clock=SystemClock(), bounds=bounds(level, **limits))
 
 
 async def until(condition: Callable[[], Any], what: str = "the condition") -> Any:

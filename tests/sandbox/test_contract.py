@@ -12,12 +12,11 @@ import pytest
 from runner.acp.memory import MemoryAgent
 from runner.clock import SystemClock
 from runner.errors import RunnerError
-from runner.sandbox.local import LocalProvider
 from runner.sandbox.memory import MemoryProvider, MemorySandbox
 from runner.sandbox.port import Ran
 from runner.sandbox.remote import RemoteSandbox
 from tests.daytona_emulator.fixture import EmulatorProcess
-from tests.sandbox import daytona_bed
+from tests.sandbox import bed, daytona_bed
 from tests.sandbox.bed import SECONDS, Talk, spec
 
 ECHO = ("cat",)
@@ -55,18 +54,18 @@ class Bench:
             sandbox._init.kill()
 
 
-@pytest.fixture(params=["local", "memory", "daytona"])
+@pytest.fixture(params=["none", "landlock", "cell", "memory", "daytona"])
 async def bench(request: pytest.FixtureRequest, tmp_path: Path, store_id: str) -> AsyncIterator[Bench]:
     clock = SystemClock()
     makers: dict[str, Callable[[], Any]] = {
-        "local": lambda: LocalProvider(tmp_path / "state", store_id, "rep_1", clock=clock),
         "memory": lambda: MemoryProvider(echo, clock=clock),
     }
-    if request.param == "daytona":
+    level = request.param
+    if level == "daytona":
         emulator = request.getfixturevalue("daytona_emulator")
         made = Bench(daytona_bed.provider(emulator, store_id), emulator)
     else:
-        made = Bench(makers[request.param]())
+        made = Bench(makers[level]() if level in makers else bed.local(tmp_path / "state", store_id, level=level))
     yield made
     await made.provider.close()
     assert made.provider.live == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class FakeSandbox:
     """A sandbox around a ``FakeAgent``; what it was asked to do is in ``story``."""
 
     isolation = "none"
+    limits: Mapping[str, object] = {}
 
     woken = False
 
@@ -113,6 +114,7 @@ class FakeProvider:
     """Starts ``FakeSandbox`` objects; faults are switches."""
 
     name: str = "local"
+    isolation: str = "none"
     capacity: int | None = None
     manners: dict[str, Any] = field(default_factory=dict)
     start_gate: asyncio.Event | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -59,6 +59,7 @@ class SimSandbox:
     """A sandbox around one agent."""
 
     isolation = "none"
+    limits: Mapping[str, object] = {}
 
     woken = False
 
@@ -116,6 +117,7 @@ class SimProvider:
     """Starts sandboxes; slow, or failing, as often as the hazard of the run says."""
 
     name = "local"
+    isolation = "none"
     capacity: int | None = None
 
     def __init__(self, node: Node, chance: Chance) -> None:

@@ -16,9 +16,11 @@ ps         turn?                                                       processes
 =========  ==========================================================  ===============================
 
 ``run`` starts one command at a time beside the agent, and is answered when its own process is gone.
+``confine``: {read?, write?, processes?}: Landlock paths and RLIMIT_NPROC of the agent and of every later ``run``.
+``memory_bytes``: what all processes may have together; beyond it all are killed.
 
 Events have no id: ``ready`` {pid, subreaper}, ``exited`` {pid, code, signal}, ``output`` {run, data in base64},
-``fault`` {error}.
+``limit`` {memory_bytes}, ``fault`` {error}.
 The end of the channel, SIGTERM, SIGINT and SIGHUP tear the cell down at once.
 """
 
@@ -32,9 +34,12 @@ import time
 
 from cell.channel import Channel
 from cell.command import Command
+from cell.confine import Confinement
 from cell.kill import Children, Teardown, TurnKill
+from cell.memory import MemoryWatch
 from cell.processes import command_line, descendants, living, read_stat
-from cell.spawn import SpawnError, close_on_exec, let_go_of_stdio, spawn
+from cell.request import BadRequest, confinement_of, count_of, program_of, seconds_of, text_of, texts_of
+from cell.spawn import SpawnError, close_on_exec, let_go_of_stdio, spawn, take_stdio
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,10 +55,6 @@ MAX_OUTPUT = 1024 * 1024
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class BadRequest(Exception):
-    """A request that cannot be carried out; the text is the reply's error."""
-
-
 class Init:
     """Carries out requests one at a time; kills run as jobs between its waits."""
 
@@ -61,6 +62,8 @@ class Init:
         self._channel = channel
         self._children = Children()
         self._spawned = False
+        self._confined = Confinement()
+        self._memory: MemoryWatch | None = None
         self._keep: tuple[str, ...] = ()
         self._helpers: tuple[str, ...] = ()
         self._marks: dict[str, set[Identity]] = {}
@@ -107,7 +110,9 @@ class Init:
     def _timeout(self) -> int | None:
         if self._teardown is not None or any(kill.busy for _, kill in self._kills):
             return 2
-        return 0 if self._kills else None
+        if self._kills:
+            return 0
+        return self._memory.wait_ms(time.monotonic()) if self._memory is not None else None
 
     def _watch_signals(self) -> int:
         wakeup, alarm = os.pipe()
@@ -157,6 +162,8 @@ class Init:
 
     def _step(self) -> None:
         now = time.monotonic()
+        if self._memory is not None:
+            self._say(self._memory.step(now))
         if self._teardown is not None:
             outcome = self._teardown.step(now)
             self._report_exit()
@@ -191,7 +198,7 @@ class Init:
             if not isinstance(request, dict):
                 raise BadRequest("not a JSON object")
             identity = request.get("id")
-            operation = _OPERATIONS.get(_text(request, "op"))
+            operation = _OPERATIONS.get(text_of(request, "op"))
             if operation is None:
                 raise BadRequest("unknown op")
             reply = operation(self, request)
@@ -207,12 +214,15 @@ class Init:
             raise BadRequest("the agent was started already")
         if self._teardown is not None:
             raise BadRequest("the cell is being torn down")
-        argv, env = _program(request)
-        keep, helpers = _texts(request, "keep"), _texts(request, "helpers")
+        argv, env = program_of(request)
+        keep, helpers = texts_of(request, "keep"), texts_of(request, "helpers")
         if "" in keep + helpers:
             raise BadRequest("an empty pattern would spare every process")
-        pid = spawn(argv, env, _text(request, "cwd"))
+        confined, memory = confinement_of(request), count_of(request, "memory_bytes")
+        pid = spawn(argv, env, text_of(request, "cwd"), confined)
         let_go_of_stdio()
+        self._confined = confined
+        self._memory = MemoryWatch(memory) if memory else None
         self._spawned = True
         self._keep, self._helpers = keep, helpers
         stat = read_stat(pid)
@@ -225,13 +235,13 @@ class Init:
             raise BadRequest("there is no agent, or the cell is being torn down")
         if self._command is not None:
             raise BadRequest("a command runs already")
-        argv, env = _program(request)
-        name, cwd, limit = _text(request, "run"), _text(request, "cwd"), request.get("limit", MAX_OUTPUT)
+        argv, env = program_of(request)
+        name, cwd, limit = text_of(request, "run"), text_of(request, "cwd"), request.get("limit", MAX_OUTPUT)
         if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_OUTPUT:
             raise BadRequest(f"limit must be between 0 and {MAX_OUTPUT}")
         fd, output = os.pipe()
         try:
-            pid = spawn(argv, env, cwd, output)
+            pid = spawn(argv, env, cwd, self._confined, output)
         except BaseException:
             os.close(fd)
             raise
@@ -241,7 +251,7 @@ class Init:
         self._command = Command(request.get("id"), name, pid, fd, limit)
 
     def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
-        turn = _text(request, "turn")
+        turn = text_of(request, "turn")
         self._marks.pop(turn, None)
         while len(self._marks) >= MAX_MARKS:
             del self._marks[next(iter(self._marks))]
@@ -251,12 +261,12 @@ class Init:
     def _kill_turn(self, request: dict[str, Any]) -> dict[str, Any] | None:
         if self._teardown is not None:
             raise BadRequest("the cell is being torn down")
-        turn, since = _text(request, "turn"), request.get("since", 0)
+        turn, since = text_of(request, "turn"), request.get("since", 0)
         if isinstance(since, bool) or not isinstance(since, int):
             raise BadRequest("since must be clock ticks since boot")
         if turn not in self._marks and not since:
             raise BadRequest("the turn has no mark")
-        deadline = time.monotonic() + _seconds(request, "seconds", 1.0)
+        deadline = time.monotonic() + seconds_of(request, "seconds", 1.0)
         spare = request.get("spare_agent", True) is not False
         kept = self._marks.get(turn, set())
         job = TurnKill(self._children, kept, since, deadline, spare, self._keep, self._helpers)
@@ -275,8 +285,8 @@ class Init:
 
     def _tear_down(self, request: dict[str, Any]) -> None:
         now = time.monotonic()
-        grace = _seconds(request, "grace_seconds", 0.0)
-        deadline = now + max(grace, _seconds(request, "seconds", 5.0))
+        grace = seconds_of(request, "grace_seconds", 0.0)
+        deadline = now + max(grace, seconds_of(request, "seconds", 5.0))
         for identity, _ in self._kills:
             self._channel.send({"id": identity, "ok": False, "error": "the cell is being torn down"})
         self._kills.clear()
@@ -322,36 +332,6 @@ _OPERATIONS = {
 }
 
 
-def _text(request: dict[str, Any], name: str) -> str:
-    value = request.get(name)
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a string")
-    return value
-
-
-def _texts(request: dict[str, Any], name: str) -> tuple[str, ...]:
-    value = request.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise BadRequest(f"{name} must be a list of strings")
-    return tuple(value)
-
-
-def _program(request: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """``argv`` and ``env`` of what is to be started."""
-    argv, env = _texts(request, "argv"), request.get("env")
-    named = bool(argv and argv[0]) and isinstance(env, dict) and all(isinstance(value, str) for value in env.values())
-    if not named or not isinstance(env, dict):
-        raise BadRequest("argv must name a program, env must be an object of strings")
-    return argv, env
-
-
-def _seconds(request: dict[str, Any], name: str, default: float) -> float:
-    value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 3600:
-        raise BadRequest(f"{name} must be between 0 and 3600")
-    return float(value)
-
-
 def become_subreaper() -> bool:
     """Let every orphan of the cell become this process's child; False where the system has no such thing."""
     try:
@@ -363,11 +343,14 @@ def become_subreaper() -> bool:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """``--control-fd N``; never returns."""
-    if len(arguments) != 2 or arguments[0] != "--control-fd" or not arguments[1].isdigit():
-        os.write(2, b"usage: init.py --control-fd N\n")
+    """``--control-fd N``, and ``--stdio N N N`` when 0, 1 and 2 are not the agent's; never returns."""
+    numbers = arguments[1:2] + arguments[3:]
+    options = (arguments[:1], arguments[2:3]) if len(arguments) in (2, 6) else ()
+    if options not in ((["--control-fd"], []), (["--control-fd"], ["--stdio"])) or not all(map(str.isdigit, numbers)):
+        os.write(2, b"usage: init.py --control-fd N [--stdio N N N]\n")
         os._exit(2)
     subreaper = become_subreaper()
+    take_stdio([int(number) for number in numbers[1:]])
     close_on_exec()
     try:
         os.setsid()

@@ -10,7 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_STAGES = {b"c": "cwd", b"e": "exec"}
+    from cell.confine import Confinement
+
+_STAGES = {b"c": "cwd", b"e": "exec", b"r": "confine"}
 
 
 class SpawnError(Exception):
@@ -27,6 +29,13 @@ def close_on_exec() -> None:
                 pass
 
 
+def take_stdio(fds: Sequence[int]) -> None:
+    """Make inherited descriptors the standard streams, for a program whose own ones belong to a wrapper around it."""
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number, inheritable=True)
+        os.close(fd)
+
+
 def let_go_of_stdio() -> None:
     """Give up the init's own copies, so that the agent's end of a pipe is the only one."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -41,7 +50,9 @@ def _candidates(program: str, env: Mapping[str, str]) -> list[str]:
     return [os.path.join(folder or ".", program) for folder in env.get("PATH", os.defpath).split(":")]
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int | None = None) -> int:
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, confined: Confinement, output: int | None = None
+) -> int:
     """Fork and exec ``argv`` in a session of its own, with default signals and only descriptors 0 to 2.
 
     ``output``: a descriptor that becomes its stdout and stderr, behind an empty stdin; None leaves all as they are.
@@ -58,7 +69,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int | N
     report, child_report = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _child(child_report, programs, arguments, variables, directory, output)
+        _child(child_report, programs, arguments, variables, directory, confined, output)
     os.close(child_report)
     try:
         told = os.read(report, 16)
@@ -78,6 +89,7 @@ def _child(
     arguments: list[bytes],
     variables: dict[bytes, bytes],
     directory: bytes,
+    confined: Confinement,
     output: int | None,
 ) -> None:
     """In the child: never returns; an error goes to the parent as stage letter and errno."""
@@ -95,6 +107,8 @@ def _child(
             os.dup2(output, 1)
             os.dup2(output, 2)
         os.chdir(directory)
+        stage = b"r"
+        confined.apply()
         stage, number = b"e", errno.ENOENT
         for program in programs:
             try:

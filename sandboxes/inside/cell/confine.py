@@ -1,0 +1,112 @@
+"""What binds the agent and all that it starts: Landlock, and a bound on processes. Applied between fork and exec."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Sequence
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_PATH_BENEATH = 1
+_VERSION = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_RIGHTS_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1}
+_RIGHTS = (1 << 15) - 1
+_SCOPES = 3
+"""No signals to, and no abstract sockets of, processes outside."""
+
+
+class Confinement:
+    """What a cell's programs may touch; made once, applied in each child.
+
+    Args:
+        read, write: paths for Landlock; both None leave the file system alone.
+        processes: for RLIMIT_NPROC; 0 leaves it alone.
+    """
+
+    def __init__(self, read: Sequence[str] | None = None, write: Sequence[str] | None = None, processes: int = 0):
+        self._paths = None if read is None or write is None else (tuple(read), tuple(write))
+        self._processes = processes
+        self._libc = library() if self._paths is not None else None
+
+    def apply(self) -> None:
+        """Bind this process.
+
+        Raises:
+            OSError: the system refuses; what was asked for is not in force.
+        """
+        if self._processes:
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_NPROC, (self._processes, self._processes))
+        if self._paths is not None and self._libc is not None:
+            restrict(self._libc, *self._paths)
+
+
+def library() -> ctypes.CDLL:
+    """The C library; loaded before a fork, for a child must not."""
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def landlock_abi(libc: ctypes.CDLL) -> int:
+    """Version of Landlock that the kernel has; 0 or less: none."""
+    return int(libc.syscall(_CREATE, None, 0, _VERSION))
+
+
+def restrict(libc: ctypes.CDLL, read: Sequence[str], write: Sequence[str]) -> None:
+    """Allow this process and its children to read ``read``, to do all below ``write``, and nothing else to files.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    import ctypes
+
+    abi = landlock_abi(libc)
+    if abi < 1:
+        raise OSError(-abi, "Landlock is not there")
+    rights = _RIGHTS_OF_ABI.get(abi, _RIGHTS)
+    attributes = (ctypes.c_uint64 * 3)(rights, 0, _SCOPES if abi >= 6 else 0)
+    ruleset = _checked(libc.syscall(_CREATE, attributes, 24 if abi >= 6 else 8, 0))
+    try:
+        for paths, allowed in ((read, _READ), (write, rights)):
+            for path in paths:
+                _allow(libc, ruleset, path, allowed & rights)
+        _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _checked(libc.syscall(_RESTRICT, ruleset, 0))
+    finally:
+        os.close(ruleset)
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, allowed: int) -> None:
+    import ctypes
+
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            allowed &= _OF_FILES
+        rule = allowed.to_bytes(8, sys.byteorder) + fd.to_bytes(4, sys.byteorder, signed=True)
+        _checked(libc.syscall(_ADD, ruleset, _PATH_BENEATH, ctypes.c_char_p(rule), 0))
+    finally:
+        os.close(fd)
+
+
+def _checked(result: int) -> int:
+    import ctypes
+
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(result)
