@@ -156,8 +156,9 @@ class LocalProvider:
                 group.remove()
             raise
         if group is not None:
-            # The init forks nobody before it is told to, so whoever is here now is all there is.
-            for pid in (child[0].pid, *children(child[0].pid)):
+            # In this order: what the wrapper forks behind its own move is born in the group, and the init forks later.
+            group.add(child[0].pid)
+            for pid in children(child[0].pid):
                 group.add(pid)
         own = Bounds(bounds, cell.confine(), group)
         return LocalSandbox(spec.seat_id, text, str(paths.workspace), own, child, self._gone)

@@ -332,7 +332,7 @@ class LocalSandbox:
         if not await self._init.wait(LAST_SECONDS):
             self._init.kill()
             await self._init.wait(LAST_SECONDS)
-        return Gone(True, "init_gone") if self._namespace.gone() else None
+        return Gone(True, "init_gone") if await self._namespace.wait_gone(LAST_SECONDS) else None
 
     async def _by_census(self, seconds: float) -> Gone:
         """The last resort, when the init is gone or hangs: kill whoever carries the marker."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
+import time
 from pathlib import Path
+from typing import Final
+
+PROBE_SECONDS: Final = 0.005
 
 
 class Namespace:
@@ -39,6 +44,15 @@ class Namespace:
     def gone(self) -> bool:
         """Whether the init, and so everybody, is gone."""
         return bool(select.select([self._fd], [], [], 0)[0])
+
+    async def wait_gone(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` until it is gone."""
+        deadline = time.monotonic() + seconds
+        while not self.gone():
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(PROBE_SECONDS)
+        return True
 
     def signal(self, number: int) -> None:
         """Signal the init, never a stranger that was given its number."""

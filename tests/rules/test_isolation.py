@@ -12,7 +12,7 @@ ALL = Probed()
 NO_CELL = Probed(cell="no bubblewrap")
 NO_LANDLOCK = Probed(landlock="no Landlock")
 NEITHER = Probed(cell="no bubblewrap", landlock="no Landlock")
-NO_GROUPS = {"memory": "no group", "pids": "no group", "cpu": "no group"}
+NO_GROUPS: dict[str, Any] = {"memory": "no group", "pids": "no group", "cpu": "no group"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,10 @@ def found() -> Found:
 
 
 def bounds(level: str, **limits: Any) -> Isolation:
-    """A level of isolation, which this machine must offer."""
-    chosen = choose(level, limits.pop("network", "shared"), found().probed, **limits)  # type: ignore[arg-type]
+    """A level of isolation, which this machine must offer; ``without``: control groups that are not to be used."""
+    taken: dict[str, Any] = dict.fromkeys(limits.pop("without", ()), "not in this test")
+    probed = replace(found().probed, **taken)
+    chosen = choose(level, limits.pop("network", "shared"), probed, **limits)  # type: ignore[arg-type]
     assert isinstance(chosen, Choice), f"{chosen.message} Try: apt-get install bubblewrap"
     return found().isolation(chosen)
 

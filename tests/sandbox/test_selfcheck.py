@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,25 @@ async def test_the_local_provider_keeps_every_promise(provider: LocalProvider, s
     assert len({item.name for item in checks}) == len(checks) >= 20
     assert provider.live == ()
     assert bed.carriers(store_id) == {}
+
+
+@pytest.mark.parametrize("level", ["cell", "landlock"])
+async def test_isolated_cells_keep_more_promises(tmp_path: Path, store_id: str, level: str) -> None:
+    """Case K1: a neighbour's files, the runner's environment, the system and other processes are out of reach."""
+    provider = bed.local(tmp_path / "state", store_id, level=level)
+    try:
+        checks = await check(provider)
+    finally:
+        await provider.close()
+    assert [item for item in checks if not item.ok] == []
+    assert "a neighbour's and the runner's files and environment are out of reach" in {item.name for item in checks}
+    assert bed.carriers(store_id) == {}
+
+
+async def test_walls_that_do_not_hold_fail_it(provider: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case K1: it is looked at what the agent can do, not at what the provider says."""
+    monkeypatch.setattr(LocalSandbox, "isolation", "landlock")
+    assert "a neighbour's and the runner's files and environment are out of reach" in await failed(provider)
 
 
 async def test_a_leaked_variable_fails_it(provider: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,236 @@
+"""What only a cell of bubblewrap can show: its walls, its proofs, its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.acp.transport import ExitInfo
+from runner.errors import RunnerError
+from runner.sandbox.isolation import needed_by
+from runner.sandbox.local import LocalProvider
+from tests.sandbox import bed
+from tests.sandbox.bed import Talk, spec, until
+
+SHELL = ("sh", "-c", 'while read -r line; do eval "$line"; done')
+MIB = 1 << 20
+HOG = "import sys, time\nx = b'x' * (int(sys.argv[1]) << 20)\nprint('has', flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+async def cells(tmp_path: Path, store_id: str) -> AsyncIterator[LocalProvider]:
+    """A provider of cells; nobody and nothing is left when it was closed."""
+    made = bed.local(tmp_path / "state", store_id, level="cell")
+    before = bed.descriptors()
+    yield made
+    await made.close()
+    assert made.live == ()
+    assert bed.carriers(store_id) == {}
+    assert bed.zombies() == []
+    assert bed.descriptors() <= before
+
+
+async def shell(provider: LocalProvider, seat: str = "seat_1", **changes: Any) -> Talk:
+    return Talk(await provider.start(spec(seat, *SHELL, **changes)))
+
+
+async def test_pids_are_those_of_this_machine(cells: LocalProvider) -> None:
+    sandbox = await cells.start(spec("seat_1", *SHELL))
+    talk = Talk(sandbox)
+    assert await talk.say("echo $$ $PPID") == "2 1"
+    assert sandbox.agent_pid is not None
+    assert bed.command(sandbox.agent_pid).startswith("sh -c")
+    assert "init.py" in bed.command(sandbox.init_pid)
+    assert sandbox.limits["pids"] == {"limit": 0, "by": "off"}
+
+
+async def test_a_killed_init_takes_everybody_along_and_that_is_the_proof(cells: LocalProvider, store_id: str) -> None:
+    """Case A1: by the kernel, not by a census."""
+    sandbox = await cells.start(spec("seat_1", *SHELL))
+    talk = Talk(sandbox)
+    assert await talk.say("setsid sleep 600 & env -i setsid sleep 600 & echo up") == "up"
+    os.kill(sandbox.init_pid, signal.SIGKILL)
+    assert (await talk.ended()).reason == "the sandbox is gone"
+    gone = await sandbox.destroy()
+    assert (gone.proven, gone.proof) == (True, "init_gone")
+    assert bed.carriers(store_id) == {}
+
+
+async def test_a_killed_wrapper_takes_everybody_along(cells: LocalProvider, store_id: str) -> None:
+    """Case A1: bubblewrap itself is shot."""
+    sandbox = await cells.start(spec("seat_1", *SHELL))
+    talk = Talk(sandbox)
+    assert await talk.say("setsid sleep 600 & echo up") == "up"
+    sandbox._init.kill()
+    await talk.ended()
+    assert (await sandbox.destroy()).proof == "init_gone"
+    assert bed.carriers(store_id) == {}
+
+
+async def test_a_mute_init_is_killed_with_its_namespace(cells: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case D6."""
+    sandbox = await cells.start(spec("seat_1", *SHELL))
+    monkeypatch.setattr(sandbox._control, "request", lambda op, **members: asyncio.get_running_loop().create_future())
+    gone = await sandbox.destroy(0.0, 0.1)
+    assert (gone.proven, gone.proof) == (True, "init_gone")
+
+
+async def test_a_stopped_init_is_woken_for_its_teardown(cells: LocalProvider) -> None:
+    sandbox = await cells.start(spec("seat_1", *SHELL))
+    os.kill(sandbox.init_pid, signal.SIGSTOP)
+    assert (await sandbox.destroy(0.0)).proof == "echild"
+
+
+async def test_neighbours_see_nothing_of_each_other(cells: LocalProvider, tmp_path: Path) -> None:
+    """Case K1: files, processes, temporary files; the store, the token and the runner's environment neither."""
+    (tmp_path / "state" / "token").parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "state" / "token").write_text("secret")
+    a, b = await shell(cells, "seat_a"), await shell(cells, "seat_b")
+    theirs = cells.paths("default", "of_seat_b", None)
+    assert await b.say("echo secret > f; echo secret > $HOME/f; echo secret > /tmp/f; echo done") == "done"
+    wanted = [theirs.workspace / "f", theirs.home / "f", tmp_path / "state" / "token", f"/proc/{os.getpid()}/environ"]
+    for path in (*wanted, "/tmp/f", Path(__file__), "/etc/shadow", "/root/.bashrc"):
+        assert await a.say(f"cat {path} >/dev/null 2>&1 && echo seen || echo hidden") == "hidden"
+    assert await a.say("echo /proc/[0-9]*") == "/proc/1 /proc/2"
+    assert (theirs.tmp / "f").read_text() == "secret\n"
+
+
+async def test_who_the_agent_is_inside(cells: LocalProvider) -> None:
+    """Never root, with no capability, in a home that the account names."""
+    talk = await shell(cells)
+    home = cells.paths("default", "of_seat_1", None).home
+    expected = f"{os.geteuid() or 1000} agent {home}"
+    assert await talk.say("echo $(id -u) $(whoami) $(getent passwd agent | cut -d: -f6)") == expected
+    assert await talk.say("grep CapEff /proc/self/status | tr -d '\\t'") == "CapEff:" + "0" * 16
+    assert await talk.say("touch /x 2>/dev/null && echo can || echo cannot") == "cannot"
+    assert await talk.say("touch /usr/x 2>/dev/null && echo can || echo cannot") == "cannot"
+
+
+async def test_more_paths_by_name(cells: LocalProvider, tmp_path: Path) -> None:
+    for name in ("read", "write", "hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text(name)
+    talk = await shell(cells, read=(tmp_path / "read", tmp_path / "absent"), write=(tmp_path / "write",))
+    assert await talk.say(f"cat {tmp_path}/read/f; echo") == "read"
+    assert await talk.say(f"echo x 2>/dev/null > {tmp_path}/read/f || echo refused") == "refused"
+    assert await talk.say(f"echo new > {tmp_path}/write/f; echo done") == "done"
+    assert await talk.say(f"cat {tmp_path}/hidden/f 2>/dev/null || echo hidden") == "hidden"
+    assert (tmp_path / "write" / "f").read_text() == "new\n"
+
+
+async def test_a_workspace_around_the_state_directory_does_not_show_it(cells: LocalProvider, tmp_path: Path) -> None:
+    (tmp_path / "checkout").write_text("shown")
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "token").write_text("secret")
+    talk = await shell(cells, workspace_path=tmp_path)
+    assert await talk.say("pwd") == str(tmp_path)
+    assert await talk.say("cat checkout; echo") == "shown"
+    assert await talk.say("cat state/token 2>/dev/null || echo hidden") == "hidden"
+    assert await talk.say("touch $HOME/mine && echo mine") == "mine"
+
+
+@pytest.mark.parametrize("path", ["/", "/proc"])
+async def test_the_whole_machine_is_no_workspace(cells: LocalProvider, path: str) -> None:
+    with pytest.raises(RunnerError) as refused:
+        await cells.start(spec("seat_1", *SHELL, workspace_path=Path(path)))
+    assert refused.value.code == "invalid_request"
+    assert cells.live == ()
+
+
+async def test_what_an_agent_left_in_its_home_is_there_for_its_next_process(cells: LocalProvider) -> None:
+    """Case M6: and by the same path, which agents write down."""
+    told = []
+    for seat in ("seat_1", "seat_2"):
+        talk = await shell(cells, seat, session_id="same")
+        told.append(await talk.say("pwd >> $HOME/f; echo $HOME >> $HOME/f; cat $HOME/f | tr '\\n' ' '; echo"))
+        for sandbox in list(cells._live.values()):
+            assert (await sandbox.destroy()).proven
+    paths = cells.paths("default", "same", None)
+    once = f"{paths.workspace} {paths.home} "
+    assert told == [once, once * 2]
+
+
+async def test_a_virtual_environment_is_found_through_its_links(cells: LocalProvider, tmp_path: Path) -> None:
+    """The interpreter and its libraries; not the rest of its prefix."""
+    code = "import sqlite3, sys; print(sys.prefix)"
+    talk = Talk(await cells.start(spec("seat_1", sys.executable, "-c", code)))
+    assert await talk.line() == sys.prefix
+    script = tmp_path / "tool"
+    script.write_text(f"#!{sys.executable}\n")
+    assert set(needed_by((str(script),), bed.found().system)) >= {f"{sys.prefix}/bin", str(script)}
+
+
+@pytest.mark.parametrize("level", ["cell", "none"])
+@pytest.mark.parametrize("without", [(), ("memory",)])
+async def test_memory_is_bounded_and_the_end_has_its_reason(
+    tmp_path: Path, store_id: str, level: str, without: tuple[str, ...]
+) -> None:
+    """Case I9: where no control group can be made, the init looks."""
+    provider = bed.local(tmp_path / "state", store_id, level=level, memory_bytes=150 * MIB, without=without)
+    try:
+        sandbox = await provider.start(spec("seat_1", sys.executable, "-c", HOG, "400"))
+        talk = Talk(sandbox)
+        assert str(await talk.ended()).startswith("killed: ")
+        assert (await sandbox.destroy()).proven
+    finally:
+        await provider.close()
+
+
+async def test_processes_are_bounded(tmp_path: Path, store_id: str) -> None:
+    """Case I9: a fork bomb meets its limit, its neighbour does not notice."""
+    provider = bed.local(tmp_path / "state", store_id, level="cell", pids=30)
+    try:
+        bomb, neighbour = await shell(provider, "seat_a"), await shell(provider, "seat_b")
+        many = "i=0; while [ $i -lt 60 ]; do sleep 600 & i=$((i+1)); done; echo all"
+        bomb.transport.send(many.encode() + b"\n")
+        await until(lambda: any(isinstance(item, tuple) and b"ork" in item[1] for item in bomb.told), "a refused fork")
+        assert await neighbour.say("sh -c 'echo alive'") == "alive"
+    finally:
+        await provider.close()
+    assert bed.carriers(store_id) == {}
+
+
+async def test_no_network_means_not_even_the_runner_s_ports(tmp_path: Path, store_id: str) -> None:
+    provider = bed.local(tmp_path / "state", store_id, level="cell", network="none")
+    code = "import socket, sys\ns = socket.socket()\nprint(s.connect_ex(('127.0.0.1', int(sys.argv[1]))), flush=True)"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        try:
+            talk = Talk(await provider.start(spec("seat_1", sys.executable, "-c", code, port)))
+            assert await talk.line() != "0"
+        finally:
+            await provider.close()
+
+
+def test_a_runner_that_is_not_dumpable_shows_its_environment_to_nobody_of_its_user() -> None:
+    code = (
+        "import os\n"
+        "from runner.sandbox.isolation import not_dumpable\n"
+        "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "not_dumpable()\n"
+        "child = os.fork()\n"
+        "if child == 0: os.execv('/bin/cat', ['cat', f'/proc/{os.getppid()}/environ'])\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "SECRET": "of the runner", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert ran.stdout.strip() == "1", ran.stderr
+    assert "of the runner" not in ran.stdout
+
+
+def test_an_exit_has_either_a_status_or_a_reason() -> None:
+    assert str(ExitInfo(reason="killed: it ran out of memory")) == "killed: it ran out of memory"
