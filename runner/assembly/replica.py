@@ -32,7 +32,6 @@ from runner.rules.reuse import Windows
 from runner.rules.story import Stories
 from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.isolation import NOTHING, Isolation
-from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
 from runner.session.coordinator import Coordinator
@@ -138,8 +137,7 @@ async def build(
     plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
         isolation = isolation or await isolation_of(settings)
-        providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock, bounds=isolation)}
-        providers |= sandboxes.daytona(settings, state_dir, store, replica_id, clock)
+        providers = sandboxes.all_of(settings, state_dir, store, replica_id, clock, isolation)
     if not plane.shared:
         await end_leftovers(store, clock, live_dir)
     tasks, calls, stories = Tasks("sessions"), _Calls(), Stories(clock.now_ms)

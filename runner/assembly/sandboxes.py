@@ -1,4 +1,4 @@
-"""Which sandbox providers the settings ask for besides the local one, and who sees to what they left."""
+"""Which sandbox providers the settings ask for, and who sees to what they left."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from runner.config import Settings
 from runner.resources import resource_path
 from runner.sandbox.daytona.provider import DaytonaProvider, Terms
 from runner.sandbox.daytona.service import DaytonaService, open_service
+from runner.sandbox.isolation import Isolation
+from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.store.port import Store
 
@@ -19,6 +21,14 @@ API_URL: Final = "https://app.daytona.io/api"
 TARGET: Final = "us"
 AUTO_STOP_SECONDS: Final = 900.0
 REAP_SECONDS: Final = 60.0
+
+
+def all_of(
+    settings: Settings, state_dir: Path, store: Store, replica_id: str, clock: Clock, isolation: Isolation
+) -> dict[str, Provider]:
+    """The local provider and those that the settings offer besides."""
+    local = LocalProvider(state_dir, store.store_id, replica_id, clock=clock, bounds=isolation)
+    return {"local": local, **daytona(settings, state_dir, store, replica_id, clock)}
 
 
 def daytona(settings: Settings, state_dir: Path, store: Store, replica_id: str, clock: Clock) -> dict[str, Provider]:

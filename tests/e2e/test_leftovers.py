@@ -31,6 +31,8 @@ async def works(talk: Talk, start: str) -> None:
 
 WRITER = """
 import os, sys, time
+
+ISOLATION = "none"
 with open(sys.argv[1] + ".pid", "w") as file:
     file.write(str(os.getpid()))
 while True:

@@ -13,6 +13,8 @@ from tests.e2e.conftest import Scripted, Serve, scripted_talk
 from tests.e2e.server import LINE_MIB, Server, alive
 from tests.e2e.talk import Talk, gone
 
+ISOLATION = "none"
+
 MIB = 1024 * 1024
 FLOOD_FACTOR = 8
 """A line without an end is given up at so many times the cap."""

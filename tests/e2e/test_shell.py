@@ -14,6 +14,8 @@ from tests.e2e.conftest import Scripted, Serve, scripted_talk
 from tests.e2e.server import SECONDS, alive, until
 from tests.e2e.talk import Talk, gone
 
+ISOLATION = "none"
+
 
 def texts(script: AgentScript, nth: int) -> list[str]:
     """The blocks of the nth prompt frame that the agents received."""
