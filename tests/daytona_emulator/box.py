@@ -67,6 +67,7 @@ class Box:
     recoverable: bool | None = None
     updated_at: float = 0.0
     last_activity: float = 0.0
+    noted_at: float = 0.0
     stopped_at: float = 0.0
     broken_at: float = 0.0
     recovered_at: float = 0.0

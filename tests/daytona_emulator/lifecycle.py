@@ -15,6 +15,7 @@ from tests.daytona_emulator.clock import MovableClock
 from tests.daytona_emulator.problems import Problem, changing, not_found
 from tests.daytona_emulator.processes import Processes
 
+ACTIVITY_SECONDS = 45.0
 RECOVERY_GUARD_SECONDS = 60.0
 DEAD_DAEMON_SECONDS = 150.0
 UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
@@ -22,7 +23,11 @@ UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by v
 
 @dataclass(slots=True)
 class Limits:
-    """Of the organization; None is no limit. ``box_*`` is per sandbox. ``queue``: a new one waits for a runner."""
+    """Of the organization; None is no limit.
+
+    ``box_*`` is per sandbox. ``status``: of a refusal, 400 or (some servers) 403. ``queue``: a new one waits for a
+    runner.
+    """
 
     cpu: int | None = None
     memory: int | None = None
@@ -32,6 +37,7 @@ class Limits:
     box_disk: int = 10
     runners: bool = True
     queue: bool = False
+    status: int = 400
     suspended: str = ""
 
 
@@ -114,14 +120,14 @@ class Boxes:
             return
         if box.state not in ("stopped", "archived"):
             raise Problem(400, "Sandbox is not in valid state")
+        self._admit(box)
         box.desired = "started"
+        self.rotate(box)
         stages = ["restoring", "starting"] if box.state == "archived" else ["starting"]
         self._begin(box, self._bring_up(box, stages))
 
     def stop(self, box: Box) -> None:
         self._refuse_change(box)
-        if box.state == "stopped":
-            return
         if box.state != "started":
             raise Problem(400, "Sandbox is not in a stoppable state")
         box.desired = "destroyed" if box.auto_delete == 0 else "stopped"
@@ -134,7 +140,8 @@ class Boxes:
         if box.state != "stopped":
             raise Problem(400, "Sandbox is not stopped")
         box.desired = "archived"
-        self._begin(box, self._walk(box, ["archiving", "archived"]))
+        self._set(box, "archiving")
+        self._begin(box, self._archive(box))
 
     def recover(self, box: Box) -> None:
         if box.state != "error" or not box.recoverable:
@@ -157,9 +164,10 @@ class Boxes:
         self._begin(box, self._destroy(box))
 
     def refresh(self, box: Box) -> None:
-        """Somebody used it."""
-        if not box.traits.deaf:
-            box.last_activity = self._clock.now()
+        """Somebody used it; the service takes note of that once in a while only."""
+        now = self._clock.now()
+        if not box.traits.deaf and now - box.noted_at >= ACTIVITY_SECONDS:
+            box.last_activity = box.noted_at = now
 
     def rotate(self, box: Box) -> None:
         """The preview token is another from now on."""
@@ -254,10 +262,11 @@ class Boxes:
         for what, wanted, most, unit in (*asked, ("Disk", box.disk, limits.box_disk, "GB")):
             if wanted > most:
                 text = f"{what} request {wanted}{unit} exceeds maximum allowed per sandbox ({most}{unit})."
-                raise Problem(400, text)
+                raise Problem(limits.status, text)
         # A stopped sandbox has given back processor and memory, an archived one its disk as well.
-        running = [other for other in self.all() if other.state not in ("stopped", "archived")]
-        kept = [other for other in self.all() if other.state != "archived"]
+        others = [other for other in self.all() if other is not box]
+        running = [other for other in others if other.state not in ("stopped", "archived")]
+        kept = [other for other in others if other.state != "archived"]
         totals = (
             ("CPU", sum(other.cpu for other in running) + box.cpu, limits.cpu, ""),
             ("memory", sum(other.memory for other in running) + box.memory, limits.memory, "GiB"),
@@ -266,7 +275,7 @@ class Boxes:
         for what, total, most_of_all, unit in totals:
             if most_of_all is not None and total > most_of_all:
                 text = f"Total {what} limit exceeded. Maximum allowed: {most_of_all}{unit}."
-                raise Problem(400, f"{text}\n{UPGRADE}")
+                raise Problem(limits.status, f"{text}\n{UPGRADE}")
         if not limits.runners:
             raise Problem(400, "No available runners")
 
@@ -289,10 +298,9 @@ class Boxes:
         box.updated_at = self._clock.now()
         self._changed(box, old, state)
 
-    async def _walk(self, box: Box, states: list[str]) -> None:
-        for state in states:
-            await asyncio.sleep(self.step)
-            self._set(box, state)
+    async def _archive(self, box: Box) -> None:
+        await asyncio.sleep(self.step)
+        self._set(box, "archived")
 
     async def _bring_up(self, box: Box, stages: list[str], fresh: bool = False) -> None:
         for stage in stages:
@@ -312,8 +320,6 @@ class Boxes:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             path.chmod(0o755)
-        if not fresh:
-            self.rotate(box)
         box.traits.daemon_dead = box.traits.container_gone = False
         box.last_activity = self._clock.now()
         self._set(box, "started")

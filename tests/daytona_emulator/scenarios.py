@@ -34,7 +34,8 @@ def _times(asked: dict[str, Any]) -> int:
 
 @_scenario
 async def quota(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
-    """The organization's processors are used up: 400 on create. ``cpu``: the limit."""
+    """The organization's processors are used up, on create and start. ``cpu``: the limit; ``status``: 400 or 403."""
+    emulator.boxes.limits.status = int(asked.get("status", 400))
     emulator.boxes.limits.cpu = int(asked.get("cpu", 0))
 
 
@@ -137,7 +138,8 @@ async def stuck_delete(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None
 async def auto_stop(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     """The service stops a sandbox as idle, whatever it does; returns when it is stopped."""
     box = _box(emulator, asked)
-    emulator.boxes.stop(box)
+    if box.settled and box.state == "started":
+        emulator.boxes.stop(box)
     if box.change is not None:
         await box.change
 

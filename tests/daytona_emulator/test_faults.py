@@ -96,6 +96,7 @@ async def test_every_status_once(
     ("scenario", "asked", "kind", "told"),
     [
         ("quota", {"cpu": 1}, DaytonaBadRequestError, r"Total CPU limit exceeded\. Maximum allowed: 1\."),
+        ("quota", {"cpu": 1, "status": 403}, DaytonaForbiddenError, "Total CPU limit exceeded"),
         ("disk_quota", {"disk": 4}, DaytonaBadRequestError, r"Total disk limit exceeded\. Maximum allowed: 4GiB\."),
         ("no_runners", {}, DaytonaBadRequestError, "No available runners"),
         ("suspended", {"reason": "unpaid"}, DaytonaForbiddenError, "Organization is suspended: unpaid"),
@@ -128,6 +129,17 @@ async def test_a_create_that_waits_for_a_runner(emulator: DaytonaEmulator, sdk: 
     assert await listed(sdk) == [("lucky", "creating")]
     await play(emulator, "restored", {})
     assert (await waiting[0]).state == SandboxState.STARTED
+
+
+async def test_a_start_that_the_quota_refuses(emulator: DaytonaEmulator, box: AsyncSandbox) -> None:
+    await box.stop()
+    await play(emulator, "quota", {"cpu": 0})
+    with pytest.raises(DaytonaBadRequestError, match="Total CPU limit exceeded"):
+        await box.start()
+    await box.refresh_data()
+    assert box.state == SandboxState.STOPPED
+    await play(emulator, "restored", {})
+    await box.start()
 
 
 async def test_a_stopped_one_still_uses_the_disk_quota(emulator: DaytonaEmulator, sdk: AsyncDaytona) -> None:

@@ -37,6 +37,8 @@ async def test_created_used_stopped_started_deleted(sdk: AsyncDaytona, box: Asyn
 
     await box.stop()
     assert box.state == SandboxState.STOPPED
+    with pytest.raises(DaytonaBadRequestError, match="not in a stoppable state"):
+        await box.stop()
     with pytest.raises(DaytonaBadRequestError, match="Is the Sandbox started"):
         await box.process.exec("true")
     await box.start()
