@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from runner.clock import Clock
 from runner.config import Settings
 from runner.resources import resource_path
 from runner.sandbox.daytona.provider import DaytonaProvider, Terms
-from runner.sandbox.daytona.service import DaytonaService, open_service
+from runner.sandbox.daytona.service import CallFailed, DaytonaService, open_service
 from runner.sandbox.isolation import Isolation
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
@@ -21,6 +22,7 @@ API_URL: Final = "https://app.daytona.io/api"
 TARGET: Final = "us"
 AUTO_STOP_SECONDS: Final = 900.0
 REAP_SECONDS: Final = 60.0
+log = logging.getLogger("runner")
 
 
 def all_of(
@@ -83,7 +85,10 @@ class Reaper:
         now = self._clock.monotonic()
         if now >= self._next:
             self._next = now + REAP_SECONDS
-            await self._provider.reap(self._known)
+            try:
+                await self._provider.reap(self._known)
+            except CallFailed as failed:
+                log.warning("what Daytona has was not looked at: %s", failed)
 
     async def _known(self, project: str, session_id: str) -> bool:
         row = await self._store.session(project, session_id)

@@ -33,7 +33,7 @@ def talk_in(server: Server, client: object, session: str) -> Talk:
     return Talk(server, client, session, harness="demo", sandbox={"provider": "daytona"})  # type: ignore[arg-type]
 
 
-async def test_a_session_s_life(serve: Serve, daytona_emulator: EmulatorProcess) -> None:
+async def test_a_session_s_life(daytona_emulator: EmulatorProcess, serve: Serve) -> None:
     """Created, warm, asleep at the end of the window, woken with its memory, deleted with the session (C3, I5)."""
     server = serve(config(daytona_emulator, "idle_seconds = 1"))
     async with server.client() as client:
@@ -48,3 +48,62 @@ async def test_a_session_s_life(serve: Serve, daytona_emulator: EmulatorProcess)
         assert woken["text"] == "You said: three (message 3 of this conversation)"
         await client.delete("s")
         await until(lambda: states(daytona_emulator) == [], "it is deleted")
+
+
+async def test_a_stop_kills_the_turn_s_processes_and_not_the_agent(
+    daytona_emulator: EmulatorProcess, serve: Serve
+) -> None:
+    """Cases D1, D4, remote: the seat stays warm, the next turn has its memory."""
+    server = serve(config(daytona_emulator))
+    async with server.client() as client:
+        talk = talk_in(server, client, "s")
+        assert (await talk.prompt("one"))["ok"]
+        before = len(daytona_emulator.state()["processes"])
+        running = talk.dispatch("/tool sleep 300")
+        await running.event("tool_call")
+        await until(lambda: len(daytona_emulator.state()["processes"]) > before, "the tool runs")
+        assert (await talk.stop())["outcome"] == "stopped"
+        assert (await running.result())["outcome"] == "cancelled"
+        await until(lambda: len(daytona_emulator.state()["processes"]) == before, "nobody of the turn is left")
+        again = await talk.prompt("two")
+        assert (again["ok"], again["start"]) == (True, "hit")
+
+
+async def test_a_lost_sandbox_fails_its_turn_and_the_next_one_works(
+    daytona_emulator: EmulatorProcess, serve: Serve
+) -> None:
+    """Case C5: the service stops it in the middle of a turn; the disk, and so the memory, is kept."""
+    server = serve(config(daytona_emulator))
+    async with server.client() as client:
+        talk = talk_in(server, client, "s")
+        assert (await talk.prompt("one"))["ok"]
+        running = talk.dispatch("/tool sleep 300")
+        await running.event("tool_call")
+        daytona_emulator.scenario("auto_stop", sandbox=daytona_emulator.state()["sandboxes"][0]["name"])
+        failed = await running.result()
+        assert (failed["ok"], failed["outcome"]) == (False, "failed")
+        again = await talk.prompt("two")
+        assert (again["ok"], again["start"]) == (True, "woken")
+
+
+async def test_a_killed_runner_leaves_no_agent_and_its_successor_goes_on(
+    daytona_emulator: EmulatorProcess, serve: Serve
+) -> None:
+    """Case C3: nobody resumes the link, so the cell is torn down; the disk waits for the next runner."""
+    server = serve(config(daytona_emulator))
+    async with server.client() as client:
+        assert (await talk_in(server, client, "s").prompt("one"))["ok"]
+    server.kill()
+    await until(lambda: daytona_emulator.state()["processes"] == [], "the orphan is gone")
+    server.start()
+    async with server.client() as client:
+        again = await talk_in(server, client, "s").prompt("two")
+        assert (again["ok"], again["start"]) == (True, "resumed")
+        assert again["text"] == "You said: two (message 2 of this conversation)"
+
+
+async def test_what_is_not_set_up_is_refused_by_name(serve: Serve) -> None:
+    server = serve()
+    async with server.client() as client:
+        refusal = await talk_in(server, client, "s").refused("one")
+        assert (refusal.code, "sandbox.provider" in str(refusal)) == ("invalid_request", True)
