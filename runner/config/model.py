@@ -235,7 +235,8 @@ class Daytona(Section):
     """``[daytona]``: the remote provider, there when ``api_key`` is. ``orphan_seconds`` cannot be 0 (case C3).
 
     ``max_running`` 0: the account alone bounds it. ``root``: where a snapshot keeps the harnesses (empty: where this
-    machine does). ``plain_secrets``: secret values may go into the environment of an agent over there.
+    machine does). Secrets are stored at the service and may go to ``secret_hosts`` only; ``plain_secrets``:
+    their values go into the environment of an agent over there.
     """
 
     api_url: str = ""
@@ -247,6 +248,7 @@ class Daytona(Section):
     root: str = "/opt/acp-runner"
     python: str = "python3"
     plain_secrets: bool = False
+    secret_hosts: list[str] = ["api.anthropic.com", "api.openai.com"]
 
 
 class Token(Section):

@@ -131,11 +131,46 @@ async def test_capacity_is_strict(daytona_emulator: EmulatorProcess) -> None:
     assert set(states(daytona_emulator).values()) == {"stopped"}
 
 
-async def test_secrets_are_never_plain_by_accident(daytona: DaytonaProvider) -> None:
-    secret: dict[str, Any] = {"env": {"KEY": "k"}, "secret_names": frozenset({"KEY"})}
+SECRET: dict[str, Any] = {"env": {"KEY": "k3y", "PLAIN": "p"}, "secret_names": frozenset({"KEY", "UNUSED"})}
+SHOW = ("/bin/sh", "-c", "while read line; do echo $KEY $PLAIN; done")
+
+
+async def test_secrets_are_never_plain_by_accident(daytona: DaytonaProvider, daytona_emulator: EmulatorProcess) -> None:
+    """Without hosts a placeholder would be as good as the value; an account may have no secrets at all."""
     with pytest.raises(RunnerError, match="KEY") as caught:
-        await daytona.start(spec(**secret))
+        await daytona.start(spec(**SECRET))
     assert caught.value.code == "credentials_missing"
+    hosts = provider(daytona_emulator, secret_hosts=("api.example.com",))
+    daytona_emulator.fault("^POST /api/secret$", status=403, message="Forbidden")
+    with pytest.raises(RunnerError, match="did not take") as caught:
+        await hosts.start(spec(**SECRET))
+    assert caught.value.code == "credentials_missing"
+    assert states(daytona_emulator) == {}
+    await hosts.close()
+
+
+async def test_an_agent_sees_a_placeholder_of_a_secret(daytona_emulator: EmulatorProcess) -> None:
+    """At the first start, and after a sleep with another value; gone with the session."""
+    made = provider(daytona_emulator, secret_hosts=("api.example.com",))
+    for seat in ("seat_1", "seat_2"):
+        sandbox = await made.start(spec("ses_1", *SHOW, seat_id=seat, **SECRET))
+        shown, plain = (await bed.Talk(sandbox).say("go")).split()
+        assert shown.startswith("dtn_secret_")
+        assert plain == "p"
+        await sandbox.destroy(0.0)
+    service = await made.service()
+    assert len(await service._secrets("acp_")) == 1
+    await made.remove("default", "ses_1")
+    assert await service._secrets("acp_") == []
+    await made.close()
+
+
+async def test_secrets_go_as_they_are_where_that_is_wanted(daytona_emulator: EmulatorProcess) -> None:
+    made = provider(daytona_emulator, plain_secrets=True)
+    sandbox = await made.start(spec("ses_1", *SHOW, **SECRET))
+    assert await bed.Talk(sandbox).say("go") == "k3y p"
+    await sandbox.destroy(0.0)
+    await made.close()
 
 
 @pytest.mark.parametrize("scenario", ["dropped_links", "expired_link"])

@@ -18,6 +18,7 @@ from runner.rules.daytona import fits, judge, late_creation, minutes, reap
 from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
 from runner.sandbox.daytona.lifecycle import Lifecycle, Way
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
+from runner.sandbox.daytona.vault import Vault
 from runner.sandbox.port import Copied, Gone, Paths, SandboxSpec
 from runner.sandbox.remote import RemoteSandbox
 from runner.sandbox.workspace import check_files
@@ -42,7 +43,7 @@ class Terms:
     Attributes:
         snapshot: their snapshot; empty is the service's own.
         capacity: the most that run at once for this runner; 0: the service alone bounds it.
-        plain_secrets: secret values may go into an agent's environment over there.
+        plain_secrets, secret_hosts: see ``Vault``.
         disk_seconds: how long a sleeping disk is kept.
         orphan_seconds: how long an agent lives without its runner.
         auto_stop_seconds, ttl_seconds: the service's own nets, far beyond every window.
@@ -53,6 +54,7 @@ class Terms:
     snapshot: str = ""
     capacity: int = 0
     plain_secrets: bool = False
+    secret_hosts: tuple[str, ...] = ()
     disk_seconds: float = 1800.0
     orphan_seconds: float = 120.0
     auto_stop_seconds: float = 900.0
@@ -148,7 +150,6 @@ class DaytonaProvider:
         """See ``port.Provider.start``. Also ``provider_at_capacity``, and ``credentials_missing`` for secrets."""
         self.paths(spec.project, spec.session_id, spec.workspace_path)
         check_files(spec.workspace_files)
-        self._check_secrets(spec)
         name = self.sandbox_name(spec.project, spec.session_id)
         if self._closed:
             raise RunnerError("sandbox_start_failed", "The runner is shutting down.")
@@ -177,18 +178,16 @@ class DaytonaProvider:
     def _seconds(self, spec: SandboxSpec) -> float | None:
         return max(0.0, spec.deadline - self._clock.monotonic()) if spec.deadline else None
 
-    def _check_secrets(self, spec: SandboxSpec) -> None:
-        plain = sorted(spec.secret_names & spec.env.keys())
-        if plain and not self._terms.plain_secrets:
-            names = ", ".join(plain)
-            text = f"{names}: secrets do not go into a Daytona sandbox's environment unless [daytona] plain_secrets."
-            raise RunnerError("credentials_missing", text)
+    def _vault(self, service: DaytonaService) -> Vault:
+        return Vault(service, self._terms.secret_hosts, self._terms.plain_secrets)
 
     async def _started(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox:
         service = await self.service()
         deadline = spec.deadline or self._clock.monotonic() + LATE_SECONDS
-        plan = self._plan(spec, name)
         lifecycle = Lifecycle(service, self._clock, self.counts)
+        spec, stored = await self._vault(service).hide(spec, name)
+        await self._vault(service).attach(lifecycle, name, stored, deadline)
+        plan = self._plan(spec, name, stored)
         terms = self._terms
         booter = Booter(service, self._clock, terms.moved, python=terms.python, orphan_seconds=terms.orphan_seconds)
         for attempt in range(1, BOOTS + 1):
@@ -213,7 +212,7 @@ class DaytonaProvider:
         )
         return sandbox
 
-    def _plan(self, spec: SandboxSpec, name: str) -> Plan:
+    def _plan(self, spec: SandboxSpec, name: str, stored: Mapping[str, str]) -> Plan:
         terms = self._terms
         labels = {
             "acp-runner-store": self._store_id,
@@ -228,6 +227,7 @@ class DaytonaProvider:
             auto_stop=minutes(terms.auto_stop_seconds),
             auto_delete=minutes(terms.disk_seconds) + 1,
             ttl=minutes(terms.ttl_seconds),
+            secrets=stored,
         )
 
     async def _undone(self, seat_id: str, name: str, way: Way, work: asyncio.Task[RemoteSandbox]) -> None:
@@ -302,6 +302,7 @@ class DaytonaProvider:
         try:
             while not (spare_held and name in self._held):
                 if await self._down(name, away=True) is not None:
+                    await self._vault(await self.service()).forget(name)
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:

@@ -207,10 +207,34 @@ class DaytonaService:
 
     # -- secrets -----------------------------------------------------------------------------------------------------
 
-    async def put_secret(self, name: str, value: str, hosts: list[str]) -> str:
-        """Store a secret that may go to ``hosts`` only; the placeholder that stands for it in a sandbox."""
-        params = self._sdk.CreateSecretParams(name=name, value=value, hosts=hosts or None)
+    async def keep_secret(self, name: str, value: str, hosts: list[str]) -> str:
+        """Store a secret, or its new value, that may go to ``hosts`` only; the placeholder that stands for it."""
+        for known, identity in await self._secrets(name):
+            if known == name:
+                change = self._sdk.UpdateSecretParams(value=value, hosts=hosts)
+                return str((await self._call("read", self._client.secret.update(identity, change))).placeholder)
+        params = self._sdk.CreateSecretParams(name=name, value=value, hosts=hosts)
         return str((await self._call("create", self._client.secret.create(params))).placeholder)
+
+    async def attach_secrets(self, identity: str, stored: Mapping[str, str]) -> None:
+        """A sandbox has exactly these: variable to name."""
+        await self._on(identity, "read", lambda box: box.update_secrets(dict(stored)))
+
+    async def drop_secrets(self, beginning: str) -> None:
+        """Delete every secret whose name begins so."""
+        for name, identity in await self._secrets(beginning):
+            if name.startswith(beginning):
+                await self._call("delete", self._client.secret.delete(identity))
+
+    async def _secrets(self, part: str) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        cursor: str | None = None
+        while True:
+            page = await self._call("read", self._client.secret.list(cursor=cursor, name=part))
+            found += [(secret.name, secret.id) for secret in page.items]
+            cursor = page.next_cursor
+            if not cursor:
+                return found
 
     # -- the border --------------------------------------------------------------------------------------------------
 
