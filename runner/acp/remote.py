@@ -25,6 +25,7 @@ class RemoteTransport:
         find, secret, resume_seconds: see ``BridgeConnection``.
         on_control: called with every line of the init's control channel.
         on_over: called once when the init is gone (its exit code) or the link was lost (None), with a sentence.
+        exit_wait_seconds, high_mark, low_mark: see ``StdioTransport``.
     """
 
     def __init__(
@@ -35,6 +36,9 @@ class RemoteTransport:
         resume_seconds: float,
         on_control: Callable[[bytes], None],
         on_over: Callable[[int | None, str], None],
+        exit_wait_seconds: float = EXIT_WAIT_SECONDS,
+        high_mark: int = HIGH_MARK,
+        low_mark: int = LOW_MARK,
     ) -> None:
         self.connection = BridgeConnection(
             find,
@@ -46,6 +50,7 @@ class RemoteTransport:
         )
         self._link = self.connection.link
         self._on_control, self._on_over = on_control, on_over
+        self._exit_wait, self._high, self._low = exit_wait_seconds, high_mark, low_mark
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._held: deque[bytes] = deque()
@@ -93,7 +98,7 @@ class RemoteTransport:
             raise ConnectionError("the agent's stdin is closed")
         self._link.send_stream(data)
         self.connection.flush()
-        self._full = self._full or self.unsent > HIGH_MARK
+        self._full = self._full or self.unsent > self._high
         return not self._full
 
     @property
@@ -150,7 +155,7 @@ class RemoteTransport:
             self._end(int(payload), "the sandbox's init is gone")
 
     def _acked(self) -> None:
-        if self._full and self.unsent <= LOW_MARK:
+        if self._full and self.unsent <= self._low:
             self._full = False
             if self._receiver is not None:
                 self._receiver.writable()
@@ -186,7 +191,7 @@ class RemoteTransport:
 
     def _await_report(self, reason: str) -> None:
         if self._timer is None and self._exit is None:
-            self._timer = self._loop.call_later(EXIT_WAIT_SECONDS, lambda: self.process_exited(ExitInfo(reason=reason)))
+            self._timer = self._loop.call_later(self._exit_wait, lambda: self.process_exited(ExitInfo(reason=reason)))
 
     def process_exited(self, info: ExitInfo) -> None:
         """The agent is gone; the first report counts."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from runner.clock import Clock
 from runner.config import Settings
+from runner.errors import RunnerError
 from runner.resources import resource_path
 from runner.sandbox.daytona.provider import DaytonaProvider, Terms
-from runner.sandbox.daytona.service import CallFailed, DaytonaService, open_service
+from runner.sandbox.daytona.service import INSTALL, CallFailed, DaytonaService, open_service
 from runner.sandbox.isolation import Isolation
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
@@ -34,11 +36,17 @@ def all_of(
 
 
 def daytona(settings: Settings, state_dir: Path, store: Store, replica_id: str, clock: Clock) -> dict[str, Provider]:
-    """The Daytona provider where ``[daytona] api_key`` is set; no package is needed before its first use."""
+    """The Daytona provider where ``[daytona] api_key`` is set; its package is looked for, and imported at first use.
+
+    Raises:
+        RunnerError: ``invalid_request``: the package is missing.
+    """
     given = settings.daytona
     if given.api_key is None or not given.api_key.get_secret_value():
         return {}
     key = given.api_key.get_secret_value()
+    if find_spec("daytona") is None:
+        raise RunnerError("invalid_request", f"[daytona] needs a package: {INSTALL}", field="daytona.api_key")
 
     async def opened() -> DaytonaService:
         return await open_service(given.api_url or API_URL, key, given.target or TARGET)

@@ -8,9 +8,12 @@ from typing import Any
 
 import orjson
 
+from runner.acp.link import STDERR, STREAM, Link
 from runner.acp.memory import MemoryTransport
+from runner.acp.remote import RemoteTransport
 from runner.acp.stdio import StdioTransport
 from runner.acp.transport import ExitInfo, Transport
+from runner.acp.websocket import Address
 
 
 class Recorder:
@@ -131,4 +134,66 @@ class PipeEnd:
         self.stdin = self.stdout = self.stderr = -1
 
 
-FarEnd = MemoryEnd | PipeEnd
+class BridgeEnd:
+    """The other end of a link without a network: both ends know each other, and frames cross on the loop."""
+
+    def __init__(self) -> None:
+        self.transport: Any = RemoteTransport(
+            self._nowhere,
+            "",
+            resume_seconds=1.0,
+            on_control=lambda line: None,
+            on_over=lambda code, why: None,
+            exit_wait_seconds=0.05,
+            high_mark=100_000,
+            low_mark=10_000,
+        )
+        self._ours, self._theirs = Link(), self.transport.connection.link
+        self._ours.resume(0)
+        self._theirs.resume(0)
+        self._stdin = b""
+        self.transport.connection.flush = self._cross  # type: ignore[method-assign]
+
+    async def _nowhere(self, refused: bool) -> Address:
+        raise AssertionError("there is no network")
+
+    def _cross(self) -> None:
+        """Let everything that may go reach the other end; it is consumed only when the agent reads."""
+        while (frame := self._theirs.next_frame()) is not None:
+            taken = self._ours.take(frame)
+            if taken is not None and taken[0] == STREAM:
+                self._stdin += taken[1]
+        asyncio.get_running_loop().call_soon(self._arrive)
+
+    def _arrive(self) -> None:
+        while (frame := self._ours.next_frame()) is not None:
+            self.transport.connection._take(frame)
+
+    def write(self, data: bytes) -> None:
+        self._ours.send_stream(data)
+        self._cross()
+
+    def write_stderr(self, data: bytes) -> None:
+        self._ours.send(STDERR, data)
+        self._cross()
+
+    async def read(self) -> list[Any]:
+        """All frames that were sent."""
+        got = b""
+        while self._stdin or self._theirs.unconsumed:
+            got += self._stdin
+            self._ours.consume(len(self._stdin))
+            self._stdin = b""
+            self._cross()
+            await asyncio.sleep(0)
+        return [orjson.loads(line) for line in got.splitlines()]
+
+    def exit(self, info: ExitInfo) -> None:
+        self._cross()
+        asyncio.get_running_loop().call_soon(self.transport.process_exited, info)
+
+    def end(self) -> None:
+        """Nothing is held."""
+
+
+FarEnd = MemoryEnd | PipeEnd | BridgeEnd

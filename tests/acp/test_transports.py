@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from runner.acp.transport import ExitInfo
-from tests.acp.far_end import FarEnd, MemoryEnd, PipeEnd, Recorder
+from tests.acp.far_end import BridgeEnd, FarEnd, MemoryEnd, PipeEnd, Recorder
 
 
-@pytest.fixture(params=[MemoryEnd, PipeEnd], ids=["memory", "stdio"])
+@pytest.fixture(params=[MemoryEnd, PipeEnd, BridgeEnd], ids=["memory", "stdio", "bridge"])
 async def far(request: pytest.FixtureRequest) -> AsyncIterator[FarEnd]:
     end: FarEnd = request.param()
     yield end
