@@ -22,7 +22,7 @@ class SandboxSpec:
         env: the agent's whole environment but HOME, TMPDIR, PATH, LANG, TERM and the marker, which the provider adds
             unless given; nothing of the runner's own environment is inherited.
         home_files: relative path to content, written into the private home before the agent starts.
-        secret_names: variables of ``env`` whose values are secret.
+        secret_names: variables whose values are secret, where ``env`` has them.
         read, write: more host paths the sandbox may see, where it can hide any.
         workspace_path: a host directory used in place, or None for the session's own.
         workspace_files: given files, relative path to content, written before the agent starts.

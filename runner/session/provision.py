@@ -174,7 +174,7 @@ class Provisioner:
             seat_id=seat.seat_id,
             argv=launch.argv,
             env=launch.env,
-            secret_names=frozenset(secrets),
+            secret_names=frozenset({*secrets, *harness.inherited, *harness.key_vars}),
             home_files=launch.files,
             read=launch.read,
             write=launch.write,

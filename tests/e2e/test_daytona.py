@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.e2e.conftest import Serve
@@ -107,3 +108,40 @@ async def test_what_is_not_set_up_is_refused_by_name(serve: Serve) -> None:
     async with server.client() as client:
         refusal = await talk_in(server, client, "s").refused("one")
         assert (refusal.code, "sandbox.provider" in str(refusal)) == ("invalid_request", True)
+
+
+async def test_a_secret_of_a_dispatch_stays_at_the_service(daytona_emulator: EmulatorProcess, serve: Serve) -> None:
+    """The agent sees a placeholder; neither its environment nor its files hold the value."""
+    server = serve(config(daytona_emulator))
+    async with server.client() as client:
+        talk = talk_in(server, client, "s")
+        said = await talk.prompt("/env MY_KEY", secrets={"MY_KEY": "marker-5ecret"})
+        assert "dtn_secret_" in said["text"]
+        assert seen(daytona_emulator, b"marker-5ecret") == []
+
+
+def seen(emulator: EmulatorProcess, text: bytes) -> list[str]:
+    """Where a text lies in the environments and on the disks of the sandboxes."""
+    state = emulator.state()
+    places = [Path(f"/proc/{pid}/environ") for pid in state["processes"]]
+    for box in state["sandboxes"]:
+        places += [path for path in Path(box["home"]).rglob("*") if path.is_file()]
+    assert places
+    return [str(path) for path in places if text in path.read_bytes()]
+
+
+async def test_a_question_is_answered_in_a_sandbox_over_there(daytona_emulator: EmulatorProcess, serve: Serve) -> None:
+    """Paused with its agent, then asleep behind the window: the answer counts both times."""
+    server = serve(config(daytona_emulator, "approval_seconds = 2"))
+    async with server.client() as client:
+        talk = talk_in(server, client, "s")
+        assert (await talk.prompt("/ask echo one"))["outcome"] == "paused"
+        (question,) = await talk.questions()
+        await client.answer("s", question["interaction_id"], decision="allow")
+        assert (await talk.idle())["last_turn"]["outcome"] == "completed"
+        assert (await talk.prompt("/ask echo two"))["outcome"] == "paused"
+        await until(lambda: states(daytona_emulator) == ["stopped"], "it sleeps with its question")
+        (question,) = await talk.questions()
+        await client.answer("s", question["interaction_id"], decision="allow")
+        view = await talk.idle()
+        assert (view["last_turn"]["outcome"], view["pool"]["start"]) == ("completed", "woken")
