@@ -27,6 +27,7 @@ settle_seconds = 1
 drain_seconds = 2
 [harness.mine]
 command = {command}
+read = {read}
 """
 
 
@@ -92,7 +93,7 @@ def until(done: Callable[[], Any], seconds: float = SECONDS) -> Any:
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     command = [sys.executable, str(resource_path("sandboxes", "inside", "demo_agent.py"))]
-    (tmp_path / "acp-runner.toml").write_text(CONFIG.format(command=json.dumps(command)))
+    (tmp_path / "acp-runner.toml").write_text(CONFIG.format(command=json.dumps(command), read=json.dumps([str(Path(command[1]).parent)])))
     made = Shell(tmp_path, [])
     try:
         yield made

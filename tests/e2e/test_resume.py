@@ -17,6 +17,7 @@ from tests.e2e.talk import Talk
 CONFIG = f"""
 [harness.loading]
 command = [{json.dumps(sys.executable)}, {json.dumps(str(SCRIPTED))}]
+read = [{json.dumps(str(SCRIPTED.parent))}]
 resume = "load"
 """
 START = {"max_line_bytes": "start_seconds = 10\nmax_line_bytes"}
@@ -93,9 +94,9 @@ async def test_a_server_killed_in_a_turn_costs_that_turn(serve: Serve, turn: str
 
 
 @pytest.fixture
-def patient(serve: Serve) -> Server:
+def patient(serve: Serve, tmp_path: Path) -> Server:
     """A server whose agents have 10 s to start."""
-    return serve(CONFIG, instead=START)
+    return serve(f"{CONFIG}write = [{json.dumps(str(tmp_path))}]\n", instead=START)
 
 
 @pytest.mark.parametrize("manner", ["well", "flood 500", "fail", "empty", "crash", "hang", "silent"])
