@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -55,11 +56,17 @@ def _resolve(name: str, command: Sequence[str], base_dir: Path, path: str | None
 def _program(word: str, base_dir: Path, path: str | None) -> str | None:
     if "/" in word:
         return shutil.which(str(base_dir / Path(word).expanduser()))
-    found = shutil.which(word, path=path)
+    found = shutil.which(word, path=_without_shims(path)) if path else None
     if found is None and word in _OWN_INTERPRETER:
         return sys.executable
+    found = found or shutil.which(word, path=path)
     # A relative entry of PATH would be looked up from the agent's workspace.
     return str(Path(found).absolute()) if found else None
+
+
+def _without_shims(path: str) -> str:
+    """PATH without version managers' shims: scripts that need the manager, which a cell does not show."""
+    return os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder).name != "shims")
 
 
 def _argument(word: str, base_dir: Path) -> str:

@@ -93,7 +93,8 @@ def until(done: Callable[[], Any], seconds: float = SECONDS) -> Any:
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     command = [sys.executable, str(resource_path("sandboxes", "inside", "demo_agent.py"))]
-    (tmp_path / "acp-runner.toml").write_text(CONFIG.format(command=json.dumps(command), read=json.dumps([str(Path(command[1]).parent)])))
+    shown = json.dumps([str(Path(command[1]).parent)])
+    (tmp_path / "acp-runner.toml").write_text(CONFIG.format(command=json.dumps(command), read=shown))
     made = Shell(tmp_path, [])
     try:
         yield made

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from runner.client import Client
 from runner.sandbox.census import ProcessInfo, scan
+from runner.sandbox.namespace import inner_pid
 from tests.agents import SCRIPTED
 
 COMMAND = [sys.executable, "-m", "runner.cli.main", "serve", "--port", "0"]
@@ -137,6 +138,11 @@ class Server:
     def census(self) -> list[ProcessInfo]:
         """Everybody who carries a marker of this state directory, with all they started."""
         return scan(f"{self.store_id}:")
+
+    def outside(self, session: str, inner: int) -> int:
+        """The number on this machine of a live process of a session, from the one that it told inside its cell."""
+        home = f"/homes/default/{session}/home\0".encode()
+        return next(pid for pid in _pids() if inner_pid(pid) == inner and home in _told(pid))
 
     def seats(self) -> set[str]:
         """Seats that have live processes."""

@@ -81,9 +81,10 @@ def file_of(talk: Talk, name: str) -> Path:
 
 
 async def pid_in(talk: Talk, name: str) -> int:
-    """The pid that a tool wrote into a file of the workspace."""
+    """The pid, as this machine numbers it, of a tool that wrote its own into a file of the workspace."""
     path = file_of(talk, name)
-    return int(await until(lambda: path.exists() and path.read_text(), f"the tool wrote {name}"))
+    told = int(await until(lambda: path.exists() and path.read_text(), f"the tool wrote {name}"))
+    return talk.server.outside(talk.session, told)
 
 
 async def warm(talk: Talk) -> int:

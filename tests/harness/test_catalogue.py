@@ -107,6 +107,16 @@ def test_python_is_the_runner_s_own_where_the_path_has_none(tmp_path: Path) -> N
     assert launch.argv == (sys.executable, str(agent))
 
 
+def test_a_version_manager_s_shim_is_the_last_resort(tmp_path: Path) -> None:
+    """It needs the manager, which a cell does not show."""
+    shim, program = script(tmp_path, "manager/shims/tool"), script(tmp_path, "bin/tool")
+    own = {"PATH": f"{shim.parent}{os.pathsep}{program.parent}"}
+    given = CustomHarness(command=["tool"])
+    assert build(tmp_path, own, mine=given).get("mine").launch(context(tmp_path)).argv == (str(program),)
+    own = {"PATH": str(shim.parent)}
+    assert build(tmp_path, own, mine=given).get("mine").launch(context(tmp_path)).argv == (str(shim),)
+
+
 def test_relative_paths_start_at_the_configuration_file(tmp_path: Path) -> None:
     agent, tool = script(tmp_path, "bin/agent"), script(tmp_path, "tool.py")
     given = CustomHarness(

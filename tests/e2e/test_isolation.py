@@ -1,0 +1,98 @@
+"""What isolation means to those who use a server: told everywhere, hiding what it must, strong enough or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Serve
+from tests.e2e.server import Server
+from tests.e2e.talk import Talk
+
+LIMITS = "[local]\nmemory_bytes = 2147483648\npids = 300\n"
+TWO_PROJECTS = "".join(
+    f'[[auth.tokens]]\ntoken = "token-of-{name}"\nproject = "{name}"\nscopes = ["dispatch", "read"]\n' for name in "ab"
+)
+LOOK = "cat {path} >/dev/null 2>&1 && echo seen || echo hidden"
+
+
+async def test_level_and_limits_are_told_in_health_and_in_the_session(serve: Serve) -> None:
+    server = serve(LIMITS)
+    async with server.client() as client:
+        talk = Talk(server, client, "s", harness="demo")
+        assert (await talk.prompt("hello"))["ok"]
+        health, view = await client.health(), await talk.view()
+        await talk.check()
+    assert health["isolation"] == view["isolation"] == "cell"
+    assert health["network"] == "shared"
+    assert health["limits"]["memory_bytes"] == view["limits"]["memory_bytes"]
+    assert health["limits"]["memory_bytes"]["limit"] == 2 << 30
+    assert health["limits"]["pids"]["limit"] == 300
+    assert {bound["by"] for bound in health["limits"].values()} <= {"cgroup", "init", "rlimit", "off"}
+
+
+async def test_a_session_reaches_neither_its_neighbour_nor_the_runner(serve: Serve) -> None:
+    """Case K1: a file of another session, the token, the store, the runner's environment."""
+    server = serve()
+    async with server.client() as client:
+        a, b = (Talk(server, client, name, harness="demo") for name in "ab")
+        assert (await b.prompt("/write secret.txt of b"))["ok"]
+        hidden = [server.workspace("b") / "secret.txt", server.state_dir / "token", server.state_dir / "store.sqlite3"]
+        assert all(path.exists() for path in hidden)
+        for path in (*hidden, f"/proc/{server.pid}/environ"):
+            shell = await client.shell("a", LOOK.format(path=path))
+            assert shell["output"].strip() == "hidden", path
+        await a.check()
+
+
+def test_two_projects_need_a_cell(tmp_path: Path) -> None:
+    """Case K1, DESIGN 3.10: refused below it before anything is served, and served in it."""
+    weak = Server(tmp_path / "weak", TWO_PROJECTS, env={"ACP_RUNNER_LOCAL__ISOLATION": "none"})
+    with pytest.raises(AssertionError, match=r"needs isolation cell.*allow_weak"):
+        weak.start()
+    weak._reaped()
+    strong = Server(tmp_path / "strong", TWO_PROJECTS)
+    strong.start()
+    strong.stop()
+
+
+async def test_a_harness_of_the_configuration_sees_its_own_files(serve: Serve, tmp_path: Path) -> None:
+    """The script by itself; what lies beside it only by ``read``."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    (folder / "beside.py").write_text("WORD = 'beside'\n")
+    agent = folder / "agent.py"
+    agent.write_text(AGENT)
+    config = f'[harness.{{}}]\ncommand = ["python", {json.dumps(str(agent))}]\n'
+    more = f"read = [{json.dumps(str(folder))}]\n"
+    server = serve(config.format("alone") + config.format("more") + more)
+    async with server.client() as client:
+        for name, word in (("alone", "alone"), ("more", "beside")):
+            talk = Talk(server, client, name, harness=name)
+            assert (await talk.prompt("hello"))["text"] == word
+            await talk.check()
+
+
+AGENT = """
+import json, sys
+try:
+    from beside import WORD
+except ImportError:
+    WORD = "alone"
+for line in sys.stdin:
+    frame = json.loads(line)
+    method, session = frame.get("method"), "session-of-the-test"
+    if method == "session/prompt":
+        update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": WORD}}
+        told = {"sessionId": session, "update": update}
+        print(json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": told}), flush=True)
+    result = {
+        "initialize": {"protocolVersion": 1, "agentCapabilities": {}, "authMethods": []},
+        "session/new": {"sessionId": session},
+        "session/prompt": {"stopReason": "end_turn"},
+    }.get(method)
+    if result is not None:
+        print(json.dumps({"jsonrpc": "2.0", "id": frame["id"], "result": result}), flush=True)
+"""
