@@ -227,7 +227,6 @@ class Boxes:
     def _sweep_queued(self, box: Box, now: float) -> None:
         """A runner is free, or the wait is over."""
         if not self.limits.queue:
-            box.queued = False
             self._build_up(box)
         elif box.queue_timeout and now - box.created_at >= box.queue_timeout * 60:
             box.queued, box.queue_timed_out_at, box.desired = False, now, "destroyed"
@@ -290,6 +289,8 @@ class Boxes:
         box.change = asyncio.get_running_loop().create_task(work, name=f"daytona-emulator-{box.id[:8]}")
 
     def _still(self, box: Box) -> None:
+        """Whatever it was about to become, it does not."""
+        box.queued = False
         if box.change is not None:
             box.change.cancel()
 

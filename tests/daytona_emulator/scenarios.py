@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +141,9 @@ async def auto_stop(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     box = _box(emulator, asked)
     if box.settled and box.state == "started":
         emulator.boxes.stop(box)
-    if box.change is not None:
-        await box.change
+        assert box.change is not None
+        # Something else may end the change: that is no reason for whoever waits here to be cancelled.
+        await asyncio.wait([box.change])
 
 
 @_scenario
