@@ -13,8 +13,9 @@ from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.resources import resource_path
-from runner.sandbox.daytona.provider import DaytonaProvider, Terms
+from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.daytona.service import INSTALL, CallFailed, DaytonaService, open_service
+from runner.sandbox.daytona.terms import Terms
 from runner.sandbox.isolation import Isolation
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
@@ -32,10 +33,10 @@ def all_of(
 ) -> dict[str, Provider]:
     """The local provider and those that the settings offer besides."""
     local = LocalProvider(state_dir, store.store_id, replica_id, clock=clock, bounds=isolation)
-    return {"local": local, **daytona(settings, state_dir, store, replica_id, clock)}
+    return {"local": local, **daytona(settings, state_dir, store.store_id, replica_id, clock)}
 
 
-def daytona(settings: Settings, state_dir: Path, store: Store, replica_id: str, clock: Clock) -> dict[str, Provider]:
+def daytona(settings: Settings, state_dir: Path, store_id: str, replica_id: str, clock: Clock) -> dict[str, Provider]:
     """The Daytona provider where ``[daytona] api_key`` is set; its package is looked for, and imported at first use.
 
     Raises:
@@ -64,7 +65,7 @@ def daytona(settings: Settings, state_dir: Path, store: Store, replica_id: str, 
         python=given.python,
         moved=moved(state_dir, given.root, given.python),
     )
-    return {"daytona": DaytonaProvider(opened, terms, store.store_id, replica_id, clock=clock)}
+    return {"daytona": DaytonaProvider(opened, terms, store_id, replica_id, clock=clock)}
 
 
 def moved(state_dir: Path, root: str, python: str) -> dict[str, str]:

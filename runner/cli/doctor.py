@@ -30,7 +30,7 @@ class Finding:
 
 
 def doctor(
-    sandbox: Annotated[str | None, typer.Option(help="Also prove this provider with its self-check: local.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="Also prove this provider: local or daytona.")] = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
     config: Config = None,
@@ -43,14 +43,14 @@ def doctor(
     from runner.config import load_settings
     from runner.errors import RunnerError
 
-    if sandbox not in (None, "local"):
-        raise typer.BadParameter("must be local", param_hint="--sandbox")
+    if sandbox not in (None, "local", "daytona"):
+        raise typer.BadParameter("must be local or daytona", param_hint="--sandbox")
     directory = chosen_state_dir(state_dir, os.environ)
     try:
         settings = load_settings(config, os.environ)
         findings = examine(settings, directory)
         if sandbox is not None:
-            findings += check_sandbox(settings)
+            findings += check_sandbox(settings, sandbox)
     except RunnerError as error:
         fail(error.code, error.message, as_json=as_json)
     shown = settings.redacted()
@@ -177,22 +177,31 @@ def _harnesses(settings: Settings, directory: Path) -> list[Finding]:
     ]
 
 
-def check_sandbox(settings: Settings) -> list[Finding]:
-    """The local provider's self-check in a directory of its own: starts and tears down real processes."""
+def check_sandbox(settings: Settings, name: str) -> list[Finding]:
+    """A provider's self-check in a directory, or an account, of its own: starts and tears down real sandboxes."""
     import asyncio
 
+    from runner.assembly import sandboxes
     from runner.assembly.isolating import isolation_of
     from runner.clock import SystemClock
     from runner.ids import Ids
     from runner.sandbox.local import LocalProvider
+    from runner.sandbox.port import Provider
     from runner.sandbox.selfcheck import check
 
     async def checked(directory: Path) -> list[Finding]:
-        ids = Ids()
-        bounds = await isolation_of(settings)
-        provider = LocalProvider(directory, ids.mint("store"), ids.mint("rep"), clock=SystemClock(), bounds=bounds)
+        store_id, replica_id, clock = Ids().mint("store"), Ids().mint("rep"), SystemClock()
+        provider: Provider
+        if name == "local":
+            bounds = await isolation_of(settings)
+            provider = LocalProvider(directory, store_id, replica_id, clock=clock, bounds=bounds)
+        else:
+            offered = sandboxes.daytona(settings, directory, store_id, replica_id, clock)
+            if not offered:
+                return [Finding("sandbox daytona", False, "not set up", "set [daytona] api_key")]
+            provider = offered["daytona"]
         try:
-            return [Finding(f"sandbox local: {item.name}", item.ok, item.detail) for item in await check(provider)]
+            return [Finding(f"sandbox {name}: {item.name}", item.ok, item.detail) for item in await check(provider)]
         finally:
             await provider.close()
 

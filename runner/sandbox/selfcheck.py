@@ -23,6 +23,7 @@ START_SECONDS: Final = 120.0
 KILL_SECONDS: Final = 2.0
 ALLOWED: Final = frozenset({"PATH", "HOME", "TMPDIR", "LANG", "TERM", MARKER, "SELFCHECK"})
 OF_INIT: Final = frozenset({"PATH", "LANG", "PWD", MARKER})
+OF_SERVICE: Final = frozenset({"DAYTONA_SANDBOX_ID"})
 _GIVEN: Final = "given/probe.txt"
 _PRIVATE: Final = ".config/probe.txt"
 
@@ -134,9 +135,11 @@ class _Run:
         environ = seen["environ"]
         self._marker = environ.get(MARKER, "")
         names = set(seen["names"] or environ)
-        self.add("the agent's environment is the allow-list", names == ALLOWED, sorted(names ^ ALLOWED) or "exact")
+        allowed = ALLOWED if self.local else ALLOWED - {MARKER} | OF_SERVICE
+        self.add("the agent's environment is the allow-list", names == allowed, sorted(names ^ allowed) or "exact")
         parent = set(seen["parent_names"] or ())
-        self.add("its parent's environment holds nothing else", parent <= OF_INIT, sorted(parent - OF_INIT) or "exact")
+        beyond = sorted(parent - OF_INIT if self.local else parent - OF_INIT - OF_SERVICE)
+        self.add("its parent's environment holds nothing else", not beyond, beyond or "exact")
         self.add("only standard streams are open", set(seen["descriptors"]) == {0, 1, 2}, seen["descriptors"])
         self.add("it works in the workspace", seen["in_workspace"], seen["cwd"])
         for what in ("home", "tmp"):

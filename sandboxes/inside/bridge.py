@@ -1,9 +1,9 @@
 """The bridge: a cell init behind a WebSocket, for a sandbox that the runner reaches by network only (DESIGN 3.10).
 
-Run as ``python3 -I bridge.py --secret-file FILE [--host H] [--port N] [--orphan-seconds S]`` beside ``link.py`` (a copy
-of ``runner/acp/link.py``), ``init.py`` and ``cell/``; ``websockets`` comes from the system or from ``websockets.zip``.
-The file of the secret is removed at once. One JSON line on stdout tells ``port`` and ``boot_id``. It starts the init,
-carries its control channel and the agent's stdio, and tears the cell down when nobody resumed the link in time.
+``python3 -I bridge.py --secret-file FILE [--host H] [--port N] [--orphan-seconds S]``, beside ``init.py``, ``cell/``,
+``link.py`` (a copy of ``runner/acp/link.py``) and ``websockets.zip``. The file of the secret is removed at once. One
+JSON line on stdout tells ``port`` and ``boot_id``. It starts the init, carries its channel and the agent's stdio, and
+tears the cell down when nobody resumed the link in time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "websockets.zip"))
@@ -27,10 +26,10 @@ sys.path.insert(0, HERE)
 from websockets.asyncio.server import serve  # noqa: E402
 from websockets.exceptions import ConnectionClosed  # noqa: E402
 
+from cell.descriptors import Reader, Writer  # noqa: E402
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from websockets.asyncio.server import ServerConnection
 
     from runner.acp import link
@@ -39,115 +38,12 @@ else:
     import link
     from link import Link, LinkError
 
-READ_BYTES = 256 * 1024
-PIPE_BYTES = 1024 * 1024
-MAX_CONTROL_LINE = 4 * 1024 * 1024
 HELLO_SECONDS = 10.0
 PING_SECONDS = 20.0
 TEARDOWN_SECONDS = 5.0
+OF_INIT = ("PATH", "LANG", "ACP_RUNNER_CELL", "DAYTONA_SANDBOX_ID")
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_DUMPABLE = 4
-
-
-class Writer:
-    """Bytes on their way into a descriptor that does not block."""
-
-    def __init__(self, fd: int, wrote: Callable[[int], None], broken: Callable[[], None]) -> None:
-        os.set_blocking(fd, False)
-        self._fd: int | None = fd
-        self._wrote, self._broken = wrote, broken
-        self._queue: deque[memoryview] = deque()
-        self._waiting = False
-        self._closing = False
-
-    def write(self, data: bytes) -> None:
-        """Write in order; dropped when the other side is gone."""
-        if self._fd is not None and data:
-            self._queue.append(memoryview(data))
-            self._flush()
-
-    def _flush(self) -> None:
-        while self._queue and self._fd is not None:
-            try:
-                written = os.write(self._fd, self._queue[0])
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                self._drop()
-                self._broken()
-                return
-            head = self._queue.popleft()
-            if written < len(head):
-                self._queue.appendleft(head[written:])
-            self._wrote(written)
-        self._watch()
-        if self._closing and not self._queue:
-            self._drop()
-
-    def _watch(self) -> None:
-        if self._fd is None or self._waiting == bool(self._queue):
-            return
-        loop = asyncio.get_running_loop()
-        self._waiting = bool(self._queue)
-        if self._waiting:
-            loop.add_writer(self._fd, self._flush)
-        else:
-            loop.remove_writer(self._fd)
-
-    def close(self) -> None:
-        """Close behind what is queued."""
-        self._closing = True
-        self._flush()
-
-    def _drop(self) -> None:
-        if self._fd is not None:
-            asyncio.get_running_loop().remove_writer(self._fd)
-            os.close(self._fd)
-            self._fd = None
-        self._queue.clear()
-
-
-class Reader:
-    """Calls ``heard`` with what a descriptor yields while reading is on, and with empty bytes at its end."""
-
-    def __init__(self, fd: int, heard: Callable[[bytes], None]) -> None:
-        os.set_blocking(fd, False)
-        self._fd: int | None = fd
-        self._heard = heard
-        self._reading = False
-
-    def set(self, reading: bool) -> None:
-        """Read or hold back."""
-        if self._fd is None or reading == self._reading:
-            return
-        loop = asyncio.get_running_loop()
-        self._reading = reading
-        if reading:
-            loop.add_reader(self._fd, self._read)
-        else:
-            loop.remove_reader(self._fd)
-
-    def _read(self) -> bool:
-        if self._fd is None:
-            return False
-        try:
-            data = os.read(self._fd, READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self.set(False)
-            os.close(self._fd)
-            self._fd = None
-        self._heard(data)
-        return bool(data)
-
-    def drain(self) -> None:
-        """Take what is there, no more than a pipe holds: who inherited it may write on for ever."""
-        for _ in range(PIPE_BYTES // READ_BYTES + 1):
-            if not self._read():
-                break
 
 
 class Bridge:
@@ -340,8 +236,9 @@ def start_init() -> tuple[subprocess.Popen[bytes], int, int, int, int]:
     our_stdout, stdout = os.pipe()
     our_stderr, stderr = os.pipe()
     command = [sys.executable, "-I", "-S", os.path.join(HERE, "init.py"), "--control-fd", str(theirs.fileno())]
+    env = {name: os.environ[name] for name in OF_INIT if name in os.environ}
     process = subprocess.Popen(
-        command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[theirs.fileno()], start_new_session=True
+        command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[theirs.fileno()], env=env, start_new_session=True
     )
     theirs.close()
     for fd in (stdin, stdout, stderr):

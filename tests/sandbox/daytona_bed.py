@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.clock import SystemClock
-from runner.sandbox.daytona.provider import DaytonaProvider, Terms
+from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.daytona.service import DaytonaService
+from runner.sandbox.daytona.terms import Terms
 from runner.sandbox.port import SandboxSpec
 from tests.daytona_emulator.fixture import EmulatorProcess
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runner.sandbox.daytona.provider import DaytonaProvider
+from runner.sandbox.selfcheck import check
 from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.sandbox import bed
 from tests.sandbox.daytona_bed import disk, provider, spec, states
@@ -54,3 +55,11 @@ async def test_started_asleep_woken_away(daytona: DaytonaProvider, daytona_emula
     await bed.until(lambda: states(daytona_emulator) == {})
     assert await daytona.home_identity("default", "ses_1") is None
     assert daytona.counts["created"] == daytona.counts["woken"] == daytona.counts["deleted"] == 1
+
+
+async def test_it_keeps_every_promise(daytona: DaytonaProvider, daytona_emulator: EmulatorProcess) -> None:
+    """The self-check that ``doctor --sandbox daytona`` runs; nothing stays at the service."""
+    checks = await check(daytona)
+    assert [item for item in checks if not item.ok] == []
+    assert len(checks) >= 20
+    assert states(daytona_emulator) == {}

@@ -81,7 +81,8 @@ class Booter:
         words = [self._python, "-I", f"{room.bridge}/bridge.py", "--secret-file", secret_file]
         words += ["--host", "0.0.0.0", "--orphan-seconds", f"{self._orphan_seconds:g}"]
         session = f"acp-runner-{secrets.token_hex(8)}"
-        command = f"exec {shlex.join(words)}"
+        private = [secret_file, *(f"{room.root}/home/{name}" for name in spec.home_files)]
+        command = f"chmod 600 {shlex.join(private)} && exec {shlex.join(words)}"
         line = await self._service.launch(found.id, session, command, min(READY_SECONDS, self._left(spec)))
         try:
             port = int(json.loads(line)["port"])

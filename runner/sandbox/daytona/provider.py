@@ -6,18 +6,18 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import valid_id
-from runner.rules.daytona import fits, judge, late_creation, minutes, reap
+from runner.rules.daytona import fits, judge, late_creation, reap
 from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
 from runner.sandbox.daytona.lifecycle import Lifecycle, Way
-from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
+from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
+from runner.sandbox.daytona.terms import STORE_LABEL, Terms, plan_of
 from runner.sandbox.daytona.vault import Vault
 from runner.sandbox.port import Copied, Gone, Paths, SandboxSpec
 from runner.sandbox.remote import RemoteSandbox
@@ -34,33 +34,6 @@ BOOTS: Final = 2
 log = logging.getLogger("runner.sandbox.daytona")
 
 Open = Callable[[], Awaitable[DaytonaService]]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How sandboxes are made and for how long; seconds.
-
-    Attributes:
-        snapshot: their snapshot; empty is the service's own.
-        capacity: the most that run at once for this runner; 0: the service alone bounds it.
-        plain_secrets, secret_hosts: see ``Vault``.
-        disk_seconds: how long a sleeping disk is kept.
-        orphan_seconds: how long an agent lives without its runner.
-        auto_stop_seconds, ttl_seconds: the service's own nets, far beyond every window.
-        python: the interpreter over there.
-        moved: paths of this machine in commands and variables, and where the same lies over there.
-    """
-
-    snapshot: str = ""
-    capacity: int = 0
-    plain_secrets: bool = False
-    secret_hosts: tuple[str, ...] = ()
-    disk_seconds: float = 1800.0
-    orphan_seconds: float = 120.0
-    auto_stop_seconds: float = 900.0
-    ttl_seconds: float = 7 * 86_400.0
-    python: str = "python3"
-    moved: Mapping[str, str] = field(default_factory=dict)
 
 
 class DaytonaProvider:
@@ -164,12 +137,15 @@ class DaytonaProvider:
         self._stay(name)
         way = Way()
         # A creation under way is never cancelled: nobody would know whether it was done.
-        work = self._tasks.spawn(f"start {name}", self._started(spec, name, way))
+        work = self._tasks.spawn(f"start {name}", self._tried(spec, name, way))
         try:
             await asyncio.wait({work}, timeout=self._seconds(spec))
             if not work.done():
                 raise RunnerError("sandbox_start_failed", "The sandbox did not start in time.")
-            return work.result()
+            result = work.result()
+            if isinstance(result, RunnerError):
+                raise result
+            return result
         except BaseException:
             undo = self._tasks.spawn(f"undo {name}", self._undone(spec.seat_id, name, way, work))
             await shielded(_waited(undo), UNDO_SECONDS + 1)
@@ -181,14 +157,23 @@ class DaytonaProvider:
     def _vault(self, service: DaytonaService) -> Vault:
         return Vault(service, self._terms.secret_hosts, self._terms.plain_secrets)
 
+    async def _tried(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox | RunnerError:
+        """A failure is a value: whoever waits tells it, and it may be nobody."""
+        try:
+            return await self._started(spec, name, way)
+        except CallFailed as failed:
+            code = judge(failed.call, failed.failure).code
+            return RunnerError(code, f"The sandbox could not be started: {failed}")
+        except RunnerError as error:
+            return error
+
     async def _started(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox:
         service = await self.service()
         deadline = spec.deadline or self._clock.monotonic() + LATE_SECONDS
-        lifecycle = Lifecycle(service, self._clock, self.counts)
+        lifecycle, terms = Lifecycle(service, self._clock, self.counts), self._terms
         spec, stored = await self._vault(service).hide(spec, name)
         await self._vault(service).attach(lifecycle, name, stored, deadline)
-        plan = self._plan(spec, name, stored)
-        terms = self._terms
+        plan = plan_of(terms, spec, name, stored, self._store_id, self._replica_id)
         booter = Booter(service, self._clock, terms.moved, python=terms.python, orphan_seconds=terms.orphan_seconds)
         for attempt in range(1, BOOTS + 1):
             found = await lifecycle.bring_up(plan, deadline, way)
@@ -212,33 +197,15 @@ class DaytonaProvider:
         )
         return sandbox
 
-    def _plan(self, spec: SandboxSpec, name: str, stored: Mapping[str, str]) -> Plan:
-        terms = self._terms
-        labels = {
-            "acp-runner-store": self._store_id,
-            "acp-runner-replica": self._replica_id,
-            "acp-runner-project": spec.project,
-            "acp-runner-session": spec.session_id,
-        }
-        return Plan(
-            name=name,
-            labels=labels,
-            snapshot=terms.snapshot,
-            auto_stop=minutes(terms.auto_stop_seconds),
-            auto_delete=minutes(terms.disk_seconds) + 1,
-            ttl=minutes(terms.ttl_seconds),
-            secrets=stored,
-        )
-
-    async def _undone(self, seat_id: str, name: str, way: Way, work: asyncio.Task[RemoteSandbox]) -> None:
+    async def _undone(self, seat_id: str, name: str, way: Way, work: asyncio.Task[RemoteSandbox | RunnerError]) -> None:
         """A start that nobody waits for any more: what it made goes, what it found sleeps (``late_creation``)."""
         await asyncio.wait({work}, timeout=LATE_SECONDS)
         if not work.done():
             work.cancel()
             await asyncio.wait({work})
         self.counts["undone"] += 1
-        if not work.cancelled() and work.exception() is None:
-            sandbox = work.result()
+        sandbox = work.result() if not work.cancelled() and work.exception() is None else None
+        if isinstance(sandbox, RemoteSandbox):
             if way.created:
                 await self._down(name, away=True)
             await sandbox.destroy(0.0)
@@ -335,7 +302,7 @@ class DaytonaProvider:
         """
         service = await self.service()
         gone: list[str] = []
-        for found in await service.labelled({"acp-runner-store": self._store_id}):
+        for found in await service.labelled({STORE_LABEL: self._store_id}):
             owner = found.labels.get("acp-runner-project", ""), found.labels.get("acp-runner-session", "")
             what = reap(
                 known=await known(*owner),
