@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from runner.rules.isolation import Limits
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 PREFIX: Final = "acp-runner-"
 PERIOD_US: Final = 100_000
+NEW_SECONDS: Final = 60.0
 log = logging.getLogger("runner.sandbox")
 
 
@@ -52,12 +54,13 @@ class Cgroups:
             raise
         return group
 
-    def sweep(self, prefix: str) -> None:
-        """Remove the empty groups of an earlier runner; those in use stay."""
+    def sweep(self) -> None:
+        """Remove what runners that were killed left; a group in use, or one that was made just now, stays."""
         for root in set(self.folders.values()):
-            for left in root.glob(f"{PREFIX}{prefix}*"):
+            for left in root.glob(f"{PREFIX}*"):
                 with suppress(OSError):
-                    left.rmdir()
+                    if time.time() - left.stat().st_mtime > NEW_SECONDS:
+                        left.rmdir()
 
 
 class Cgroup:

@@ -56,7 +56,7 @@ class LocalProvider:
         self._clock = clock
         self._bounds = bounds
         if bounds.groups is not None:
-            bounds.groups.sweep(store_id)
+            bounds.groups.sweep()
         self._live: dict[str, LocalSandbox] = {}
         self._closed = False
 

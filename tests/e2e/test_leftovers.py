@@ -17,6 +17,7 @@ from tests.e2e.conftest import Scripted, Serve, scripted_talk
 from tests.e2e.server import Server, alive, until
 from tests.e2e.talk import Talk, gone
 
+ISOLATION = "none"
 SETTLE_SECONDS = 1.0
 SLACK_SECONDS = 10.0
 """What the scheduler of a busy machine may add to a bound of the contract."""
@@ -31,8 +32,6 @@ async def works(talk: Talk, start: str) -> None:
 
 WRITER = """
 import os, sys, time
-
-ISOLATION = "none"
 with open(sys.argv[1] + ".pid", "w") as file:
     file.write(str(os.getpid()))
 while True:

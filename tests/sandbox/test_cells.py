@@ -199,6 +199,29 @@ async def test_processes_are_bounded(tmp_path: Path, store_id: str) -> None:
     assert bed.carriers(store_id) == {}
 
 
+@pytest.mark.parametrize("level", ["cell", "none"])
+async def test_no_control_group_is_left(tmp_path: Path, store_id: str, level: str) -> None:
+    """Not of a sandbox that was destroyed, nor, at the next start, of a runner that was killed."""
+    provider = bed.local(tmp_path / "state", store_id, level=level, pids=30)
+    groups = bed.found().groups
+    mine = [root for root in groups.folders.values() if provider._bounds.groups is not None]
+    try:
+        sandbox = await provider.start(spec("seat_1", *SHELL))
+        made = [path for root in mine for path in root.glob(f"acp-runner-{store_id}*")]
+        assert len(made) == (1 if mine else 0)
+        await sandbox.destroy(0.0)
+    finally:
+        await provider.close()
+    assert not [path for path in made if path.exists()]
+    for path in made:
+        path.mkdir()
+        groups.sweep()
+        assert path.exists(), "one that was made just now stays"
+        os.utime(path, (0, 0))
+        groups.sweep()
+        assert not path.exists()
+
+
 async def test_no_network_means_not_even_the_runner_s_ports(tmp_path: Path, store_id: str) -> None:
     provider = bed.local(tmp_path / "state", store_id, level="cell", network="none")
     code = "import socket, sys\ns = socket.socket()\nprint(s.connect_ex(('127.0.0.1', int(sys.argv[1]))), flush=True)"
