@@ -22,7 +22,7 @@ RETRY_SECONDS: Final = 0.5
 RATE_SECONDS: Final = 5.0
 RATE_MAX_SECONDS: Final = 60.0
 ORPHAN_GRACE_SECONDS: Final = 600.0
-"""A sandbox this young may belong to a start that the store does not show yet."""
+"""A sandbox this young may belong to a start that the store does not show yet, one that broke so lately to a repair."""
 STUCK_SECONDS: Final = 600.0
 """How long a deletion may take before it is asked for again and shown."""
 
@@ -179,7 +179,7 @@ def reap(
     if state == "destroying":
         return "stuck" if silent_seconds >= STUCK_SECONDS else "keep"
     if known:
-        return "delete" if state in _BROKEN else "keep"
+        return "delete" if state in _BROKEN and silent_seconds >= ORPHAN_GRACE_SECONDS else "keep"
     return "delete" if age_seconds >= ORPHAN_GRACE_SECONDS else "keep"
 
 

@@ -262,9 +262,9 @@ async def test_the_reaper_takes_what_the_store_does_not_know(
     async def known(project: str, session_id: str) -> bool:
         return session_id == "ses_3"
 
-    assert await daytona.reap(known) == [broken.name]
+    assert await daytona.reap(known) == []
     monkeypatch.setattr("runner.rules.daytona.ORPHAN_GRACE_SECONDS", 0.0)
-    assert await daytona.reap(known) == [lost.name]
+    assert set(await daytona.reap(known)) == {broken.name, lost.name}
     await bed.until(lambda: set(states(daytona_emulator)) == {kept.name, theirs.name})
     assert daytona.counts["reaped"] == 2
     for sandbox in (lost, broken, theirs, kept):

@@ -318,6 +318,7 @@ class DaytonaProvider:
             gone.append(found.name)
             try:
                 await service.delete(found.id)
+                await self._vault(service).forget(found.name)
             except CallFailed as failed:
                 log.info("sandbox %s was not deleted now: %s", found.name, failed)
         return gone
