@@ -1,7 +1,8 @@
 """What the runner costs over its parts, as figures and ratios of one run; nothing here is asserted in tests.
 
 Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions;
-``records``, followers, readers who are behind, and what durability costs; ``worker``, records into PostgreSQL.
+``records``, followers, readers who are behind, and what durability costs; ``worker``, records into PostgreSQL;
+``sandbox``, what isolation costs.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def table(figures: dict[str, float], more: dict[str, tuple[str, float]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    sections = ("runner", "replicas", "records", "worker")
+    sections = ("runner", "replicas", "records", "worker", "sandbox")
     parser.add_argument("section", nargs="*", choices=sections, default=sections[0], help="which figures (runner)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--count", type=int, default=500, help="replicas: samples of each kind (500)")
@@ -199,7 +200,12 @@ def main() -> None:
         from scripts import bench_worker
 
         figures |= bench_worker.measure()
-        gates = bench_worker.GATES
+        gates |= bench_worker.GATES
+    if "sandbox" in asked.section:
+        from scripts import bench_sandbox
+
+        figures |= bench_sandbox.measure()
+        gates |= bench_sandbox.GATES
     print(json.dumps(figures) if asked.json else table(figures, gates))
 
 
