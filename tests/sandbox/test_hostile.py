@@ -75,3 +75,20 @@ def test_hostile_turns_of_an_unprivileged_runner_leave_nobody(folder_of_nobody: 
     found = json.loads(ran.stdout)
     assert found["uid"] == (NOBODY if os.geteuid() == 0 else os.geteuid())
     assert_nobody_is_left(found, 10, "echild")
+
+
+@pytest.mark.timeout(RUN_SECONDS)
+def test_an_unprivileged_runner_serves_cells(folder_of_nobody: Path) -> None:
+    """The whole way, not dumpable, as nobody: a server of its own for one prompt, and nobody behind it."""
+    state = folder_of_nobody / "state"
+    # Process 1 of the cell is the init.
+    tool = "/tool test $(tr '\\0' ' ' < /proc/1/cmdline | grep -c init.py) = 1"
+    prompt = ("-m", "runner.cli.main", "prompt", "--state-dir", str(state), tool)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ACP_RUNNER_")}
+    command = [*as_nobody(), sys.executable, *prompt]
+    environ = {**own, "HOME": str(folder_of_nobody), "ACP_RUNNER_LOCAL__ISOLATION": "cell"}
+    ran = subprocess.run(
+        command, cwd=ROOT, capture_output=True, timeout=RUN_SECONDS, check=False, text=True, env=environ
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert ran.stdout.strip() == "exit code 0", (ran.stdout, ran.stderr)
