@@ -169,8 +169,12 @@ def _fold(epochs: Mapping[int, _Epoch], lines: bytes, durable: bool) -> None:
         for epoch, item in _shown(line, durable=durable):
             found = epochs.get(epoch)
             wanted = found is not None and (item.turn_id is None or item.turn_id in found.wanted)
-            if wanted and found is not None and found.fold is not None:
+            if not wanted or found is None or found.fold is None:
+                continue
+            try:
                 found.fold.take(item)
+            except (KeyError, TypeError, ValueError) as error:
+                log.error("event %d.%d (%s) that a dead replica left is none: %r", epoch, item.n, item.type, error)
 
 
 def _row(key: Key, epoch: int, item: Shown) -> RecordRow:

@@ -70,9 +70,11 @@ class Segment:
     def write(self, key: Key, flags: int, name: bytes, body: bytes) -> None:
         """Add an entry, which must fit."""
         at = self.used
-        start = at + HEAD.size
-        end = start + len(name) + len(body)
-        self._bytes[start : end + HEAD.size] = name + body + END
+        middle = at + HEAD.size + len(name)
+        end = middle + len(body)
+        self._bytes[at + HEAD.size : middle] = name
+        self._bytes[middle:end] = body
+        self._bytes[end : end + HEAD.size] = END
         HEAD.pack_into(self._bytes, at, flags, len(name), len(body), MAGIC)
         self.used = end
         self.keys.add(key)
@@ -267,5 +269,5 @@ def _entry(data: bytes, at: int) -> tuple[int, Entry] | None:
     middle, end = start + named, start + named + size
     if magic != MAGIC or end > len(data) or data[end - 1 : end] != b"\n":
         return None
-    project, _, session_id = data[start:middle].decode().partition("\0")
+    project, _, session_id = data[start:middle].decode(errors="replace").partition("\0")
     return end, Entry((project, session_id), bool(flags & DURABLE), data[middle:end])

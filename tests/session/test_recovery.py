@@ -108,7 +108,7 @@ async def talks(agent: FakeAgent) -> None:
     await asyncio.sleep(1)
 
 
-async def test_all_that_was_shown_is_history(live_dir: Path) -> None:
+async def test_all_that_was_shown_is_history_case_h4(live_dir: Path) -> None:
     bed = await Bed.make(live_dir=live_dir)
     agent, _, seen = await running(bed)
     no_writes(bed.store)
