@@ -30,6 +30,7 @@ CONNECTIONS: Final = 8
 IDLE_SECONDS: Final = 300.0
 SLOW_BYTES: Final = 2 * 1024 * 1024
 """A second, which is what the database may need at worst."""
+IDLE_SHARE: Final = 0.3
 STATEMENTS_KEPT: Final = 512
 
 
@@ -67,7 +68,8 @@ class PostgresStore(SqlStore):
             server_settings={
                 "application_name": APPLICATION_NAME,
                 "statement_timeout": limit,
-                "idle_in_transaction_session_timeout": f"{round(seconds * 2000)}ms",
+                # A replica that is frozen within a write keeps its session from nobody for as long as a call lasts.
+                "idle_in_transaction_session_timeout": f"{round(seconds * IDLE_SHARE * 1000)}ms",
             },
         )
 
