@@ -237,6 +237,11 @@ class Owners:
         replica is known to be gone, whatever the plane remembers.
         """
         key = (turn.project, turn.session_id)
+        if not gone and await self.gone(turn.replica_id):
+            # It is buried now: what it had shown came before the ending.
+            known = await self._store.turn(*key, turn.turn_id)
+            if known is not None and known.outcome is not None:
+                return True
         row = await self._store.session(*key)
         if row is None:
             log.error("session %s has no row", turn.session_id)
