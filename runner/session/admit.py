@@ -79,8 +79,8 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
             answer = BeatAnswer(False, False, left.replica_id, 0, 0.0)
         else:
             answer = await services.beats.first(beat)
-    except RunnerError:
-        if not owners.shared or services.settings.leases.on_unreachable != "open":
+    except RunnerError as error:
+        if error.code != "plane_unavailable" or not owners.shared or services.settings.leases.on_unreachable != "open":
             raise
         if turn.session.unfinished is not None:
             # Nobody can say whether that turn's replica is alive.
