@@ -95,6 +95,19 @@ async def test_reads_of_this_process_see_what_is_on_its_way() -> None:
         assert await stored(store) == rows(3)
 
 
+async def test_entries_that_somebody_trimmed_are_given_to_the_stream_again() -> None:
+    """Nobody read them, and the floor passes them with the next entry (case G1)."""
+    async with bed() as it:
+        store = it.store()
+        assert await store.admit(admission())
+        await store.append(rows(3))
+        it.stream.delete_bodies([entry.entry_id for entry in await it.stream.scan((0, 0), 10)])
+        it.work()
+        await store.append([row(4)])
+        await until(lambda: store.unconfirmed == 0)
+        assert await stored(it.database) == rows(4)
+
+
 async def test_an_ending_carries_what_no_worker_brought_yet() -> None:
     """Cases G1, G11: the turn is whole in the database with its ending, and the worker's copies change nothing."""
     async with bed() as it:

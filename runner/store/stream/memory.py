@@ -156,10 +156,10 @@ class MemoryRecordStream:
         self._came.set()
 
     def delete_bodies(self, entry_ids: Sequence[EntryId]) -> None:
-        """Bodies are deleted whoever holds them."""
+        """Bodies are deleted whoever holds them, or nobody."""
         for one in entry_ids:
-            if self._entries is not None:
-                self._entries.pop(one, None)
+            if self._entries is not None and self._entries.pop(one, None) is not None:
+                self._runs += 1
 
     def add_raw(self, version: str, payload: bytes) -> EntryId:
         """An entry that no sender of ours wrote."""

@@ -28,7 +28,8 @@ class Entry(NamedTuple):
 class Published(NamedTuple):
     """What became of payloads; no ids: the stream is full.
 
-    ``generation`` changes when the stream began anew, or its server did: what was published before may be gone.
+    ``generation`` changes when the stream began anew, or its server did, or somebody else took entries out of it: what
+    was published before may be gone.
     Every entry up to ``floor`` is acknowledged.
     """
 

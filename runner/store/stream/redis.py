@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STREAM: Final = "acp:records"
 GENERATION: Final = "acp:records:generation"
+LEFT: Final = "acp:records:left"
 GROUP: Final = "store"
 
 KEYS: Final[dict[str, str]] = {
     STREAM: "stream: records that the store may not have yet; no expiry, trimmed to what is acknowledged",
-    GENERATION: "string: changes when the stream began anew; no expiry",
+    GENERATION: "string: changes when the stream began anew, or lost entries; no expiry",
+    LEFT: "string: how many entries left the stream behind their acknowledgement; no expiry",
 }
 """Every key of the record stream: what it is, and how long it stays."""
 
@@ -56,7 +58,7 @@ class RedisRecordStream:
         timeout_seconds: float = TIMEOUT_SECONDS,
         name: str = STREAM,
     ) -> None:
-        self._keys = [name, GENERATION if name == STREAM else f"{name}:generation"]
+        self._keys = [name, f"{name}:generation", f"{name}:left"]
         self._max_entries = max_entries
         self._timeout = timeout_seconds
         self._client = _client(url, timeout_seconds)
