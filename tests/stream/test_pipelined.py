@@ -138,6 +138,18 @@ async def test_what_is_not_a_plain_record_of_a_turn_goes_straight_with_all_befor
         assert store.unconfirmed == 0
 
 
+async def test_what_the_feed_tells_waits_for_no_worker() -> None:
+    """Somebody has to answer it."""
+    async with bed() as it:
+        store = it.store()
+        assert await store.admit(admission())
+        await store.append(rows(2))
+        asked = row(3)._replace(type="interaction_requested")
+        await store.append([asked])
+        assert await stored(it.database) == [*rows(2), asked]
+        assert [item.type for item in await store.feed(PROJECT, (0, 0), 10)] == ["interaction_requested"]
+
+
 async def test_a_stream_that_is_away_slows_one_write_and_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Case G1: the sender hears of it, writes to the store, and asks the stream again only in the background."""
     async with bed() as it:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.rules.feed import FED
 from runner.store.behind import StoreBehind
 from runner.store.port import Admission, Appended, Ending, InteractionRow, PromptRow, RecordRow, Store
 from runner.store.stream.codec import Unreadable, decode, encode, session_of
@@ -101,8 +102,9 @@ class PipelinedStore(StoreBehind):
         """What the stream would get; None where these records go to the store."""
         if self._away or not records:
             return None
-        # A record outside of a turn counts only until the next turn begins: it does not wait.
-        if any(row.turn_id is None for row in records) or len({row.session_id for row in records}) > 1:
+        # A record outside of a turn counts only until the next turn begins, and somebody waits for what the feed tells.
+        at_once = any(row.turn_id is None or row.type in FED for row in records)
+        if at_once or len({row.session_id for row in records}) > 1:
             return None
         try:
             payloads = [encode(row) for row in records]
