@@ -27,11 +27,13 @@ FAULTS = (
     "database",
     "flush",
     "group",
+    "trim",
     "workers",
     "runner",
     "stream database",
     "workers flush runner",
     "workers group",
+    "workers trim runner",
     "database group workers",
 )
 
@@ -143,6 +145,10 @@ class Storm:
             if kind == "flush":
                 await asyncio.sleep(pause)
                 self.stream.flush()
+            if kind == "trim":
+                await asyncio.sleep(pause)
+                bodies = list(self.stream._entries or ())
+                self.stream.delete_bodies(self.chance.sample(bodies, self.chance.randint(0, len(bodies))))
             if kind == "group":
                 await asyncio.sleep(pause)
                 self.stream.drop_group()
