@@ -95,19 +95,6 @@ async def test_reads_of_this_process_see_what_is_on_its_way() -> None:
         assert await stored(store) == rows(3)
 
 
-async def test_entries_that_somebody_trimmed_are_given_to_the_stream_again() -> None:
-    """Nobody read them, and the floor passes them with the next entry (case G1)."""
-    async with bed() as it:
-        store = it.store()
-        assert await store.admit(admission())
-        await store.append(rows(3))
-        it.stream.delete_bodies([entry.entry_id for entry in await it.stream.scan((0, 0), 10)])
-        it.work()
-        await store.append([row(4)])
-        await until(lambda: store.unconfirmed == 0)
-        assert await stored(it.database) == rows(4)
-
-
 async def test_an_ending_carries_what_no_worker_brought_yet() -> None:
     """Cases G1, G11: the turn is whole in the database with its ending, and the worker's copies change nothing."""
     async with bed() as it:
@@ -136,18 +123,6 @@ async def test_what_is_not_a_plain_record_of_a_turn_goes_straight_with_all_befor
         await store.append([row(5, turn=None)])
         assert await stored(it.database) == [*rows(4), row(5, turn=None)]
         assert store.unconfirmed == 0
-
-
-async def test_what_the_feed_tells_waits_for_no_worker() -> None:
-    """Somebody has to answer it."""
-    async with bed() as it:
-        store = it.store()
-        assert await store.admit(admission())
-        await store.append(rows(2))
-        asked = row(3)._replace(type="interaction_requested")
-        await store.append([asked])
-        assert await stored(it.database) == [*rows(2), asked]
-        assert [item.type for item in await store.feed(PROJECT, (0, 0), 10)] == ["interaction_requested"]
 
 
 async def test_a_stream_that_is_away_slows_one_write_and_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ PUBLISH_BYTES: Final = 4 * 1024 * 1024
 WATCH_SECONDS: Final = (1.0, 5.0)
 LAST_SECONDS: Final = 2.0
 PAGE: Final = 500
+SMALLER: Final = 30
 OWN_TURNS: Final = 10_000
 """Turns that it remembers to be written here alone; of any other the stream is read before its ending."""
 
@@ -198,8 +199,18 @@ class PipelinedStore(StoreBehind):
 
     async def _drain_session(self, key: Key) -> None:
         seen = await self._stream.look()
-        after = seen.floor
-        while page := await self._stream.scan(after, PAGE):
+        after, size = seen.floor, PAGE
+        while True:
+            try:
+                page = await self._stream.scan(after, size)
+            except RunnerError:
+                if size == 1:
+                    raise
+                # It may have been more than an answer in time can carry.
+                size = max(1, size // SMALLER)
+                continue
+            if not page:
+                return
             after = page[-1].entry_id
             rows = []
             for entry in page:
