@@ -49,7 +49,7 @@ def decode_answer(call: str, body: bytes) -> Any:
 
 
 def projects(call: str, parameters: Mapping[str, Any]) -> set[str]:
-    """Every project that the parameters of a call name, in whatever row; all of them at once are ``""``, which is none."""
+    """Every project that the parameters of a call name, in whatever row; all of them at once are ``""``: none."""
     found = {str(parameters["project"] or "")} if "project" in parameters else set()
     if parameters.get("key") is not None:
         found.add(str(parameters["key"][0]))
