@@ -54,7 +54,7 @@ async def test_a_worker_is_killed(make: Callable[..., Fleet], file: Path, point:
     try:
         await fleet.start()
         everything = await begun(fleet)
-        file.touch()
+        await asyncio.to_thread(file.touch)
         await asyncio.gather(*(turns.open(GATE) for turns in everything))
         assert await asyncio.to_thread(fleet.worker.ended) == -signal.SIGKILL
         assert fleet.pending() > 0, "it held something"
@@ -79,7 +79,7 @@ async def test_a_runner_is_killed(make: Callable[..., Fleet], file: Path, point:
     try:
         await fleet.start()
         everything = await begun(fleet)
-        file.touch()
+        await asyncio.to_thread(file.touch)
         await asyncio.gather(*(turns.open(GATE) for turns in everything))
         assert await asyncio.to_thread(a.exit_code) == -signal.SIGKILL
         orphans = [turns for turns in everything if turns.member is a]

@@ -81,13 +81,18 @@ class Round:
         self.begun = DemoGate(f"begun{number}")
         self.after = DemoGate(f"after{number}")
 
-    def prompt(self, number: int) -> str:
+    def _paces(self, number: int) -> int:
         """Half of the turns end in the middle of the outage, the others wait behind it."""
-        ends_meanwhile = number % 2 == 0
-        rounds = int((OUTAGE / 2 if ends_meanwhile else OUTAGE) / PACE)
-        pace = [f"/stream {CHUNKS}\n/sleep {PACE}"] * (rounds // 2)
+        return int((OUTAGE / 2 if number % 2 == 0 else OUTAGE) / PACE) // 2
+
+    def said(self, number: int) -> int:
+        """How many chunks the agent streams, but for what its tools and pauses say."""
+        return CHUNKS * (1 + 2 * self._paces(number) + number % 2)
+
+    def prompt(self, number: int) -> str:
+        pace = [f"/stream {CHUNKS}\n/sleep {PACE}"] * self._paces(number)
         lines = ["/think first", f"/stream {CHUNKS}", self.begun.command, *pace, "/tool echo in the middle", *pace]
-        if not ends_meanwhile:
+        if number % 2:
             lines += [self.after.command, f"/stream {CHUNKS}"]
         return "\n".join([*lines, "/think last"])
 
@@ -97,6 +102,14 @@ class Round:
     async def pass_all(self, gate: DemoGate, step: int = 1) -> None:
         waiting = self.everything[step - 1 :: step]
         await asyncio.gather(*(turns.open(gate) for turns in waiting))
+
+    def expect_whole_turns(self) -> None:
+        """Whoever completed streamed all that the agent said."""
+        for number, turns in enumerate(self.everything):
+            turn, result = turns.dispatched[-1]
+            if result is not None and result["outcome"] == "completed":
+                chunks = [data["text"] for data in turn.of("message_delta")]
+                assert sum(text.strip().isdigit() for text in chunks) == self.said(number)
 
 
 async def outages(fleet: Fleet, server: Server, kinds: list[str]) -> tuple[list[Turns], Comparison]:
@@ -113,6 +126,7 @@ async def outages(fleet: Fleet, server: Server, kinds: list[str]) -> tuple[list[
         ended = sum(turns.dispatched[-1][0].over for turns in everything)
         await one.pass_all(one.after, step=2)
         await asyncio.gather(*(turns.result() for turns in everything))
+        one.expect_whole_turns()
         found = await compared(fleet, everything)
         print(f"\n{server.name} {how} for {OUTAGE:g} s under {TURNS} turns; {ended} ended meanwhile\n{found}")
         found.expect_nothing_left()
