@@ -156,7 +156,7 @@ class MemoryTables(MemoryFeed):
         for interaction in interactions:
             self._save_interaction(interaction)
         for cursor, record in records.items():
-            self._records[cursor] = rows.record_parameters(record)
+            self._records[cursor] = record
             self._record_ids.add((record.project, record.record_id))
         self._feed_records(records.values())
 

@@ -180,13 +180,8 @@ def interaction_row(columns: Parameters) -> InteractionRow:
     return InteractionRow(*(*columns[:-2], _value(columns[-2]), _value(columns[-1])))
 
 
-def record_parameters(row: RecordRow) -> Parameters:
-    """Parameters of ``insert_record``: the row is the tuple."""
-    return row
-
-
 def record_row(columns: Parameters) -> RecordRow:
-    """A row of ``records``."""
+    """A row of ``records``; it is itself what ``insert_record`` takes."""
     return RecordRow(*columns)
 
 

@@ -160,7 +160,7 @@ def many(
     if interactions:
         statements.append(Run(SAVE_INTERACTION, [rows.interaction_parameters(row) for row in interactions]))
     if records:
-        statements.append(Run(INSERT_RECORD, [rows.record_parameters(row) for row in records]))
+        statements.append(Run(INSERT_RECORD, list(records)))
     return statements
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.rules import delivery
 from runner.rules.delivery import START, EntryId
-from runner.store.stream.port import VERSION, Entry, GroupGone, Published, Reclaimed, Seen
-
-MAX_ENTRIES: Final = 100_000
+from runner.store.stream.port import MAX_ENTRIES, VERSION, Entry, GroupGone, Published, Reclaimed, Seen
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ from runner.store.port import Appended, RecordRow
 
 VERSION: Final = "1"
 """Of the codec that payloads are written with."""
+MAX_ENTRIES: Final = 100_000
+"""How many entries a stream may hold."""
 
 
 class GroupGone(Exception):

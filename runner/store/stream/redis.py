@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.errors import RunnerError
 from runner.rules.delivery import EntryId, entry_id
-from runner.store.stream.port import VERSION, Entry, GroupGone, Published, Reclaimed, Seen, text_of
+from runner.store.stream.port import MAX_ENTRIES, VERSION, Entry, GroupGone, Published, Reclaimed, Seen, text_of
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -30,7 +30,6 @@ KEYS: Final[dict[str, str]] = {
 }
 """Every key of the record stream: what it is, and how long it stays."""
 
-MAX_ENTRIES: Final = 100_000
 TIMEOUT_SECONDS: Final = 0.5
 LANES: Final = 16
 
