@@ -20,6 +20,7 @@ from runner.rules.recovered import BLOCKS, Recovered, Shown, Stored
 from runner.rules.unfinished import READ, unfinished
 from runner.session.ending import result_outside_of_turns
 from runner.session.history import pages
+from runner.store.one_by_one import one_by_one
 from runner.store.port import InteractionRow, PromptRow, RecordRow, Store
 from runner.store.rows import REFUSED
 from runner.terms import EventType, InteractionStatus, Outcome, PromptState
@@ -202,16 +203,8 @@ async def _batch(store: Store, clock: Clock, rows: Sequence[RecordRow]) -> int:
     except RunnerError as error:
         if error.code != "internal":
             raise
-    late = 0
-    for row in rows:
-        try:
-            late += (await store.write_batch([row])).quarantined
-        except RunnerError as error:
-            if error.code != "internal":
-                raise
-            log.error("record %s (%s) of session %s was refused: %s", row.record_id, row.type, row.session_id, error)
-            await store.quarantine([row], REFUSED, clock.now_ms())
-    return late
+    done = await one_by_one(rows, store.write_batch, lambda row: store.quarantine([row], REFUSED, clock.now_ms()))
+    return done.quarantined
 
 
 async def _prompts(store: Store, key: Key, rows: Sequence[RecordRow], epoch: _Epoch) -> list[PromptRow]:
