@@ -86,12 +86,13 @@ def appending(
     def work() -> Steps[Appended]:
         refused = yield from _late(records)
         unasked = yield from _asked_late(interactions)
-        if not refused and not unasked:
+        gone = yield from _of_deleted(records, [*interactions, *prompts])
+        if not refused and not unasked and not gone:
             yield from _together(many(records, interactions, prompts))
             return Appended(len(records))
         fresh = [row for place, row in enumerate(records) if place not in refused]
         yield from _together(many(fresh, (), ()))
-        at, dropped = now(), sum(why is Late.SESSION_DELETED for why in refused.values())
+        at, dropped = now(), gone + sum(why is Late.SESSION_DELETED for why in refused.values())
         aside = [
             rows.quarantine_parameters(records[place], why, at)
             for place, why in refused.items()
@@ -208,6 +209,17 @@ def _asked_late(interactions: Sequence[InteractionRow]) -> Steps[int]:
             if asked_late(turn, newest) and not (yield Ask("interaction", (row.project, row.interaction_id))):
                 found += 1
     return found
+
+
+def _of_deleted(records: Sequence[RecordRow], others: Sequence[InteractionRow | PromptRow]) -> Steps[int]:
+    """How many rows are of sessions that were deleted; of those with records, that is known by these."""
+    keys = {(row.project, row.session_id) for row in others} - {(row.project, row.session_id) for row in records}
+    deleted = set()
+    for key in sorted(keys):
+        newest, _, _, ended = yield from standing(*key, None)
+        if ended and newest == 0:
+            deleted.add(key)
+    return sum((row.project, row.session_id) in deleted for row in others)
 
 
 def standing(project: str, session_id: str, turn_id: str | None) -> Steps[Standings]:

@@ -18,13 +18,13 @@ INSERT INTO sessions (project, session_id, created_at, updated_at, ended_at, hea
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 ON CONFLICT (project, session_id) DO UPDATE SET
     updated_at = excluded.updated_at,
-    ended_at = COALESCE(sessions.ended_at, excluded.ended_at),
+    ended_at = excluded.ended_at,
     head_epoch = excluded.head_epoch,
     head_n = excluded.head_n,
     config = excluded.config,
     agent_state = excluded.agent_state,
     usage = excluded.usage
-WHERE (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
+WHERE sessions.ended_at IS NULL AND (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
 
 -- name: create_session
 INSERT INTO sessions (project, session_id, created_at, updated_at, ended_at, head_epoch, head_n, config, agent_state,
