@@ -81,7 +81,8 @@ class MemoryStore(MemoryUpkeep):
         self._usable()
         unasked = sum(self._asked_late(row) for row in interactions)
         told = {(row.project, row.session_id) for row in records}
-        others = [row for row in (*interactions, *prompts) if (row.project, row.session_id) not in told]
+        given: list[InteractionRow | PromptRow] = [*interactions, *prompts]
+        others = [row for row in given if (row.project, row.session_id) not in told]
         done = self._judge_and_save(records, unasked, sum(map(self._deleted, others)))
         if not done.quarantined and not done.dropped:
             self._save(prompts, interactions, {})
