@@ -96,7 +96,7 @@ async def test_a_prompt_for_a_session_that_was_deleted_meanwhile_is_not_acknowle
     several: Several, more: dict[str, Any]
 ) -> None:
     """Its row would be the only one of that session: no turn ever takes it."""
-    a, b = await two(several)
+    a, _ = await two(several)
     if "on_busy" in more:
         await a.dispatch(prompt="runs", keep_on_disconnect=True)
         await (await a.agent(2)).prompt()
