@@ -25,10 +25,10 @@ def worker(
         str | None, typer.Option(help="Name of this worker, the same over restarts; default: host and state directory.")
     ] = None,
     reclaim: Annotated[
-        bool, typer.Option("--reclaim", help="Take over what other workers hold for [records] reclaim_idle_seconds.")
+        bool, typer.Option("--reclaim", help=r"Take over what other workers hold for \[records] reclaim_idle_seconds.")
     ] = False,
     retention: Annotated[
-        bool, typer.Option("--retention", help="Delete what is older than [records] retention_days, once, and exit.")
+        bool, typer.Option("--retention", help=r"Delete what is older than \[records] retention_days, once, and exit.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --retention: only count.")] = False,
     state_dir: StateDir = None,

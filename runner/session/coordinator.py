@@ -37,6 +37,7 @@ log = logging.getLogger("runner.session")
 ABORT_SECONDS: Final = 0.5
 REVIVE: Final = "revive"
 """Kind of the note that sends a runner to look for a session's queued prompts."""
+LAPSED: Final = "The lease ran out: another runner may have the session now."
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 
@@ -317,8 +318,8 @@ class Coordinator:
         """A later beat was answered "not current": a cancel for its turn, the end of a parked seat (DESIGN 3.1.7)."""
         entry = self._runs.get(turn_id)
         if entry is not None:
-            owner = f" by {answer.owner}" if answer.owner else ""
-            entry[0].stop(StopReason.LEASE_LOST, RunnerError("superseded", f"The session was taken over{owner}."))
+            text = f"The session was taken over by {answer.owner}." if answer.owner else LAPSED
+            entry[0].stop(StopReason.LEASE_LOST, RunnerError("superseded", text))
             return
         for session in self._registry.all():
             live = self._services.pool.live(session.key)

@@ -16,6 +16,7 @@ from runner.ids import format_cursor
 from runner.rules import feed
 from runner.rules.feed import Position
 from runner.session.history import UNREADABLE
+from runner.session.outage import Outage
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.store.port import FeedRow, Store
 from runner.tasks import Tasks
@@ -104,6 +105,7 @@ class Tail:
         self.position: Position = (0, 0)
         self.followers = 0
         self._feeds = feeds
+        self._outage = Outage(f"the feed of project {project}")
         self._owed = 0
         self._eager_until = 0.0
         self._stirred = asyncio.Event()
@@ -142,7 +144,9 @@ class Tail:
             try:
                 await self._poll()
             except Exception as error:
-                log.warning("the feed of project %s waits for the store: %s", self.project, error)
+                self._outage.met(error)
+            else:
+                self._outage.over()
 
     async def _pause(self) -> None:
         """Until the next look: soon while something of this replica is on its way, at the latest after 1 s."""

@@ -14,6 +14,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError, owned_elsewhere
 from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane, Note, ReplicaInfo
 from runner.rules.pool import Key
+from runner.session.outage import Outage
 from runner.session.reconcile import close_session
 from runner.store.port import Store, TurnRow
 from runner.terms import Outcome
@@ -81,6 +82,7 @@ class Owners:
         self._urls: dict[str, str | None] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[bool]] = set()
+        self._outage = Outage("asking the plane who has a session")
 
     @property
     def shared(self) -> bool:
@@ -98,8 +100,9 @@ class Owners:
         try:
             holder = await self._ask(self._plane.look(project, session_id))
         except RunnerError as error:
-            log.warning("the plane does not tell who owns session %s: %s", session_id, error.message)
+            self._outage.met(error.message)
             return await self._by_store((project, session_id))
+        self._outage.over()
         if holder is None or holder.replica_id == self.me.replica_id:
             return None
         if holder.advertise_url is None and await self.gone(holder.replica_id):
