@@ -205,15 +205,11 @@ class RedisLeasePlane:
         return await self._bounded(lambda: script(keys=list(keys), args=list(args)))
 
     async def _bounded(self, call: Callable[[], Awaitable[T]]) -> T:
-        from redis.exceptions import RedisError
-
-        try:
-            async with asyncio.timeout(self._timeout), self._lanes:
+        async def in_a_lane() -> T:
+            async with self._lanes:
                 return await call()
-        except TimeoutError:
-            raise RunnerError("plane_unavailable", f"Redis gave no answer in {self._timeout:g} s.") from None
-        except (RedisError, OSError) as error:
-            raise RunnerError("plane_unavailable", f"Redis cannot be used: {type(error).__name__}.") from error
+
+        return await bounded(self._timeout, in_a_lane)
 
 
 class _Inbox:
@@ -276,6 +272,23 @@ class _Inbox:
 def _lease_key(project: str, session_id: str) -> str:
     """A session's id holds no colon, so the last one separates it from the project."""
     return f"{LEASE}{project}:{session_id}"
+
+
+async def bounded(seconds: float, call: Callable[[], Awaitable[T]]) -> T:
+    """What Redis answers.
+
+    Raises:
+        RunnerError: ``plane_unavailable``: nothing within ``seconds``, or it cannot be used.
+    """
+    from redis.exceptions import RedisError
+
+    try:
+        async with asyncio.timeout(seconds):
+            return await call()
+    except TimeoutError:
+        raise RunnerError("plane_unavailable", f"Redis gave no answer in {seconds:.3g} s.") from None
+    except (RedisError, OSError) as error:
+        raise RunnerError("plane_unavailable", f"Redis cannot be used: {type(error).__name__}.") from error
 
 
 def connect(url: str, timeout: float, *, text: bool = True) -> Redis:

@@ -119,10 +119,9 @@ class Commands:
             holder = await self._services.beats.look(*key)
         except RunnerError as error:
             log.warning("nobody knows who holds session %s: %s", key[1], error.message)
-            turns = await self._services.store.open_turns(key)
-            if not turns or turns[-1].replica_id == self._services.replica_id:
+            turn = await self._services.owners.open_elsewhere(key)
+            if turn is None:
                 return None
-            turn = turns[-1]
             now = self._services.beats.plane_now()
             return Holder(turn.replica_id, None, turn.turn_id, turn.turn_id, turn.epoch, 0.0, now)
         return None if holder is None or holder.replica_id == self._services.replica_id else holder

@@ -11,6 +11,7 @@ import orjson
 from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
 from runner.ids import format_cursor, parse_cursor
+from runner.rules.history import Cursor
 from runner.rules.pool import Key
 from runner.rules.retention import misses
 from runner.session.port import ReaderCut, ReaderEnded
@@ -24,7 +25,6 @@ from runner.wire.codec import EventFormatter, event_line, to_json
 
 PAGE: Final = 500
 UNREADABLE: Final = "the past cannot be read now; read on from your last cursor"
-Cursor = tuple[int, int]
 
 
 def cursor_of(text: str | None) -> Cursor | None:

@@ -12,9 +12,10 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.live import OLDEST, LiveBus
 from runner.rules.following import Place, known_of
+from runner.rules.history import Cursor
 from runner.rules.pool import Key
 from runner.session.history import HistoryReader, cursor_of
-from runner.session.live_entry import Cursor, Entry, decode
+from runner.session.live_entry import Entry, decode
 from runner.session.owners import Owners
 from runner.session.port import Reader, ReaderCut
 from runner.session.prompts import Presence

@@ -111,11 +111,19 @@ class Owners:
 
     async def _by_store(self, key: Key) -> Elsewhere | None:
         try:
-            turns = await self._store.open_turns(key)
+            turn = await self.open_elsewhere(key)
         except RunnerError:
             return None
-        owner = turns[-1].replica_id if turns else self.me.replica_id
-        return Elsewhere(owner, self._urls.get(owner)) if owner != self.me.replica_id else None
+        return Elsewhere(turn.replica_id, self._urls.get(turn.replica_id)) if turn is not None else None
+
+    async def open_elsewhere(self, key: Key) -> TurnRow | None:
+        """The newest open turn of a session where another replica runs it: the owner, as far as the store tells.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        turns = await self._store.open_turns(key)
+        return turns[-1] if turns and turns[-1].replica_id != self.me.replica_id else None
 
     async def unsettled(self, project: str, session_id: str) -> bool:
         """Whether another replica's turn of a session has no ending yet: who had it may renew what a plane forgot."""

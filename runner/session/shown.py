@@ -67,11 +67,10 @@ class Shown:
                 self._renew(outlet, wish)
             elif wish.bye:
                 self._opening.pop((watcher, key), None)
-            elif (watcher, key) in self._opening:
-                self._opening[watcher, key] = wish
             else:
+                if (watcher, key) not in self._opening:
+                    self._services.tasks.spawn(f"show {key[1]}", self._open(watcher, key))
                 self._opening[watcher, key] = wish
-                self._services.tasks.spawn(f"show {key[1]}", self._open(watcher, key))
 
     async def _open(self, watcher: str, key: Key) -> None:
         """Show a session, if it is this replica's to show; else its follower finds who has it."""
@@ -112,7 +111,7 @@ class Outlet:
         self._bus = bus
         self._now: Callable[[], float] = services.clock.monotonic
         self._until = self._now() + WATCHED_SECONDS
-        self._log_reader = session.log.reader(at=session.log.recent(REPLAY_BYTES))
+        self._log_reader = session.log.reader()
         self._series = ""
         self._began = float("-inf")
         self._since: tuple[int, int] | None = None
