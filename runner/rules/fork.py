@@ -104,3 +104,15 @@ def notice(session_id: str, after: str, workspace: str, reason: str | None = Non
     """What the fork's history says behind all that it took over; ``reason``: why its workspace is empty."""
     said = {"kind": FORKED, "session_id": session_id, "after": after, "workspace": workspace, "message": BEGUN}
     return said if reason is None else {**said, "reason": reason}
+
+
+def origin_of(agent_state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What was answered when a session was made as a fork; None for any other session."""
+    made = agent_state.get("fork")
+    return made if isinstance(made, dict) else None
+
+
+def lacks_begin(agent_state: Mapping[str, Any]) -> bool:
+    """Whether a session is a fork of a history that was not whole."""
+    origin = origin_of(agent_state)
+    return origin is not None and not origin["complete"]

@@ -137,7 +137,7 @@ async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
     if session.paused is not None and session.paused.live is not None:
         # Until this turn is admitted or not, nobody else may write: the agent's words wait in its inbox.
         session.paused.live.inbox.on_items = None
-    before, busy_before = (head.epoch, head.n), session.busy
+    before, busy_before = head.cursor, session.busy
     earlier = outbox.take()
     head.epoch, head.n, turn.epoch = answer.epoch, 0, answer.epoch
     turn.journal.hold()

@@ -181,7 +181,7 @@ class Dispatching:
                 ``session_ended``: another one deleted it.
         """
         queue = session.queue
-        prompt.position, prompt.since = session.log.end, (session.head.epoch, session.head.n)
+        prompt.position, prompt.since = session.log.end, session.head.cursor
         prompt.options = {
             "on_busy": request.on_busy,
             "queue_mode": queue.rules.mode,

@@ -77,7 +77,7 @@ async def fork(services: Services, session: Session, request: ForkRequest) -> Re
     The configuration is the session's own as it is now. The agent of the fork begins cold and is told of the history.
     """
     after = parse_cursor(request.after)
-    newest = (session.head.epoch, session.head.n)
+    newest = session.head.cursor
     if after is None or after > newest:
         text = f"after: is above the session's newest cursor, {format_cursor(*newest)}."
         raise RunnerError("invalid_request", text, field="after")
@@ -113,9 +113,9 @@ def _again(known: SessionRow, session: Session, request: ForkRequest) -> Reply:
     """The session that has the fork's id: made by this request before, or another one."""
     if known.ended_at is not None:
         raise RunnerError("session_ended", f"Session {known.session_id} has ended.")
-    made = known.agent_state.get("fork")
-    if isinstance(made, dict) and (made["forked_from"], made["after"]) == (session.session_id, request.after):
-        return Reply(200, made)
+    made = rules.origin_of(known.agent_state)
+    if made is not None and (made["forked_from"], made["after"]) == (session.session_id, request.after):
+        return Reply(200, dict(made))
     text = f"session_id: there is another session {known.session_id}."
     raise RunnerError("invalid_request", text, field="session_id")
 
@@ -129,7 +129,7 @@ async def _history(
     await store.caught_up(*session.key)
     taken.seen.pruned_to = await store.pruned_to(*session.key)
     async for rows in pages(store, session.key, None):
-        due = [row for row in rows if (row.epoch, row.n) <= after]
+        due = [row for row in rows if row.cursor <= after]
         for row in due:
             taken.take(row)
         if len(due) < len(rows):
@@ -141,8 +141,7 @@ async def _history(
         raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
     # The turn in which the history is cut needs no ending: it gets one there.
     missing = taken.seen.missing(list(taken.seen.going)[-1:])
-    origin = session.agent_state.get("fork")
-    if isinstance(origin, dict) and not origin["complete"] and not missing:
+    if rules.lacks_begin(session.agent_state) and not missing:
         missing = [Missing.BEGIN]
     if missing and not request.allow_incomplete:
         why = ", ".join(_WHY[item] for item in missing)

@@ -11,6 +11,7 @@ import orjson
 from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
 from runner.ids import format_cursor, parse_cursor
+from runner.rules.fork import origin_of
 from runner.rules.history import Cursor
 from runner.rules.pool import Key
 from runner.rules.retention import misses
@@ -53,7 +54,7 @@ def record_head(row: RecordRow) -> dict[str, Any]:
         "session_id": row.session_id,
         "turn_id": row.turn_id,
         "prompt_id": row.prompt_id,
-        "cursor": format_cursor(row.epoch, row.n),
+        "cursor": format_cursor(*row.cursor),
         "type": row.type,
         "at": rfc3339(row.at),
     }
@@ -62,7 +63,7 @@ def record_head(row: RecordRow) -> dict[str, Any]:
 def as_event(row: RecordRow) -> bytes:
     """A record as the event line that it stands for."""
     formatter = EventFormatter(row.turn_id, row.prompt_id)
-    return formatter.line(format_cursor(row.epoch, row.n), rfc3339(row.at), row.type, row.data)
+    return formatter.line(format_cursor(*row.cursor), rfc3339(row.at), row.type, row.data)
 
 
 async def pages(store: Store, key: Key, after: Cursor | None) -> AsyncIterator[list[RecordRow]]:
@@ -73,12 +74,12 @@ async def pages(store: Store, key: Key, after: Cursor | None) -> AsyncIterator[l
             yield rows
         if len(rows) < PAGE:
             return
-        after = (rows[-1].epoch, rows[-1].n)
+        after = rows[-1].cursor
 
 
 async def prompt_events(store: Store, session: Session, prompt_id: str) -> list[bytes]:
     """Event lines of an ended prompt, page by page; a fork's own one, whatever its source called the same."""
-    origin, parts = session.agent_state.get("fork"), list[bytes]()
+    origin, parts = origin_of(session.agent_state), list[bytes]()
     async for rows in pages(store, session.key, parse_cursor(origin["head"]) if origin else None):
         lines = [as_event(row) for row in rows if row.prompt_id == prompt_id]
         if lines:
@@ -148,7 +149,7 @@ class HistoryReader:
         self._after = after or (0, 0)
         self._follow = follow
         self._prompt_id = of[0] if of is not None else None
-        self._resync = self._after > (session.head.epoch, session.head.n)
+        self._resync = self._after > session.head.cursor
         if self._resync:
             self._after = (0, 0)
         self._log_reader = self._subscribe(of[1] if of is not None else None)
@@ -190,17 +191,17 @@ class HistoryReader:
             if gone is not None:
                 yield resync_line(format_cursor(*gone), rfc3339(self._session.clock.now_ms()))
                 after = gone
-            due = [row for row in page if after < (row.epoch, row.n) and self._before_ring(row)]
+            due = [row for row in page if after < row.cursor and self._before_ring(row)]
             lines = [as_event(row) for row in due if self._prompt_id in (None, row.prompt_id)]
             if lines:
                 yield b"".join(lines)
             if due:
-                after = (due[-1].epoch, due[-1].n)
+                after = due[-1].cursor
             more = len(page) == PAGE and self._before_ring(page[-1])
         self._log_reader.skip_to(max(after, self._after))
 
     def _before_ring(self, row: RecordRow) -> bool:
-        return self._until is None or (row.epoch, row.n) < self._until
+        return self._until is None or row.cursor < self._until
 
     async def _deleted(self, after: Cursor) -> Cursor | None:
         """The cursor up to which retention deleted what this reader has not seen; asked behind each page.

@@ -264,7 +264,7 @@ class Mirrors:
                 self._is_deaf(owner)
                 return None
             self._deaf.pop(owner, None)
-            if cursor is not None and cursor > (mirror.head.epoch, mirror.head.n):
+            if cursor is not None and cursor > mirror.head.cursor:
                 await mirror.settle()
             return None if mirror.closed else HistoryReader(self._store, mirror, cursor, True)
         except ReaderCut:

@@ -67,7 +67,7 @@ async def newest(store: Store, row: SessionRow) -> Newest:
     """Records outside of a turn may be newer than what the session's row says."""
     head, idle = (row.head_epoch, row.head_n), False
     async for rows in pages(store, (row.project, row.session_id), head):
-        head = (rows[-1].epoch, rows[-1].n)
+        head = rows[-1].cursor
         idle = idle or any(record.type == EventType.SESSION_IDLE for record in rows)
     return Newest(head, idle)
 

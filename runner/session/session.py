@@ -233,7 +233,7 @@ class Session:
 
         Secret values that are known here stay where the configuration did. Readers go on by their cursors.
         """
-        if (row.head_epoch, row.head_n) != (self.head.epoch, self.head.n):
+        if (row.head_epoch, row.head_n) != self.head.cursor:
             self.head.epoch, self.head.n = row.head_epoch, row.head_n
             self.log.restart()
             self.log_since = (row.head_epoch, row.head_n)

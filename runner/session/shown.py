@@ -165,7 +165,7 @@ class Outlet:
         position = session.log.recent(REPLAY_BYTES)
         oldest = session.log.chunk(position)
         self._log_reader.position = position
-        head = (session.head.epoch, session.head.n)
+        head = session.head.cursor
         self._new_series((oldest.epoch, oldest.first - 1) if oldest is not None else head)
 
     def _new_series(self, since: tuple[int, int]) -> None:
@@ -182,7 +182,7 @@ class Outlet:
         if not chunks and not marks and self._since is None and over == self._over:
             return None
         since, self._since, self._over = self._since, None, over
-        head = (session.head.epoch, session.head.n)
+        head = session.head.cursor
         owner = self._services.replica_id
         return Entry(session.key, owner, self._series, first, head, chunks, since, marks or None, over)
 

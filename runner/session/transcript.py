@@ -10,6 +10,7 @@ from typing import Final
 import orjson
 
 from runner.errors import RunnerError
+from runner.rules.fork import lacks_begin
 from runner.rules.history import Cursor, Missing, Wholeness
 from runner.rules.transcript import LIMIT_BYTES, READ, preface, turns
 from runner.session.history import pages
@@ -96,11 +97,10 @@ class _Told:
 
     def lacks(self, lower: int, pruned_to: Cursor | None, lost: Sequence[Cursor]) -> list[Missing]:
         """What is missing of all epochs from ``lower`` on, and of what is before them."""
-        origin = self._session.agent_state.get("fork")
-        cut = (lower - 1, 0) if lower > 1 or (isinstance(origin, dict) and not origin["complete"]) else None
+        cut = (lower - 1, 0) if lower > 1 or lacks_begin(self._session.agent_state) else None
         seen = Wholeness(pruned_to or cut)
         for mark in self._marks:
             seen.see(*mark)
         head = self._session.head
-        seen.lost(lost, (head.epoch, head.n))
+        seen.lost(lost, head.cursor)
         return seen.missing([self._but])

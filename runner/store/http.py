@@ -286,7 +286,7 @@ class HttpStore:
             found += page
             if len(page) < wanted:
                 break
-            after = (page[-1].epoch, page[-1].n)
+            after = page[-1].cursor
         return found
 
     async def interactions(

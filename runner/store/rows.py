@@ -47,7 +47,7 @@ def meant(records: Sequence[RecordRow]) -> list[RecordRow]:
     found: dict[tuple[str, str], RecordRow] = {}
     for row in records:
         known = found.get((row.project, row.record_id))
-        if known is None or (row.epoch, row.n) >= (known.epoch, known.n):
+        if known is None or row.cursor >= known.cursor:
             found[row.project, row.record_id] = row
     return list(found.values())
 

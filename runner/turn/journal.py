@@ -27,6 +27,11 @@ class Head:
         self.epoch = epoch
         self.n = n
 
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """(epoch, n)."""
+        return self.epoch, self.n
+
     def take(self, count: int = 1) -> int:
         """The first of ``count`` fresh numbers."""
         first = self.n + 1

@@ -175,13 +175,13 @@ class PipelinedStore(StoreBehind):
         self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
     ) -> list[RecordRow]:
         """As the port says, with what this process gave to the stream."""
-        mine = [row for row in self._kept.rows((project, session_id)) if after is None or (row.epoch, row.n) > after]
+        mine = [row for row in self._kept.rows((project, session_id)) if after is None or row.cursor > after]
         stored = await self._remote.records(project, session_id, after, limit)
         if not mine:
             return stored
         known = {row.record_id for row in stored}
         rows = [*stored, *(row for row in mine if row.record_id not in known)]
-        return sorted(rows, key=lambda row: (row.epoch, row.n))[:limit]
+        return sorted(rows, key=lambda row: row.cursor)[:limit]
 
     async def caught_up(self, project: str, session_id: str) -> None:
         """Have the store know what any sender gave to the stream for a session.

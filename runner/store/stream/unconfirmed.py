@@ -71,7 +71,7 @@ class Unconfirmed:
     def rows(self, key: Key) -> list[RecordRow]:
         """A session's records, by cursor."""
         found = (held.row for held in self._sessions.get(key, {}).values())
-        return sorted(found, key=lambda row: (row.epoch, row.n))
+        return sorted(found, key=lambda row: row.cursor)
 
     def all(self) -> list[Held]:
         """Everything, the oldest of each session first."""
