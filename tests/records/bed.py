@@ -243,6 +243,11 @@ class Fleet:
                 self.worker.kill()
             await asyncio.to_thread(self.cluster.over)
 
+    @property
+    def clients(self) -> list[Client]:
+        """Of the two runners."""
+        return list(self._clients.values())
+
     def session(self, name: str) -> Session:
         return Session(self.cluster, self._clients, name)
 
@@ -250,7 +255,7 @@ class Fleet:
 
     async def ready(self) -> bool:
         """Whether both runners say so."""
-        told = await asyncio.gather(*(client.ready() for client in self._clients.values()))
+        told = await asyncio.gather(*(client.ready() for client in self.clients))
         return all(one["ready"] for one in told)
 
     def pending(self) -> int:
