@@ -224,8 +224,7 @@ class Fleet:
         self._clients: dict[str, Client] = {}
 
     async def start(self) -> None:
-        await asyncio.to_thread(self.cluster.start)
-        await asyncio.to_thread(self.worker.start)
+        await asyncio.gather(*(asyncio.to_thread(start) for start in (self.cluster.start, self.worker.start)))
         for member in self.cluster.doors:
             self._clients[member.folder.name] = await self._stack.enter_async_context(member.client())
 
