@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -63,6 +64,29 @@ def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool)
         timeout_seconds=lease.beat_timeout_seconds,
         has_ended=has_ended,
     )
+
+
+async def look_at_plane(settings: Settings) -> str:
+    """Who is found at the lease plane of ``[leases] url``, for people.
+
+    Raises:
+        RunnerError: ``plane_unavailable``, ``invalid_request``.
+    """
+    lease = settings.leases
+    if is_http(settings):
+        from runner.leases.http import HttpLeasePlane
+
+        plane: LeasePlane = HttpLeasePlane(lease.url, runner_tokens(settings), seconds=lease.beat_timeout_seconds)
+    else:
+        from runner.leases.redis import RedisLeasePlane
+
+        seconds, longest = lease.lease_seconds, lease.beat_timeout_seconds
+        plane = RedisLeasePlane(lease.url, lease_seconds=seconds, timeout_seconds=longest)
+    try:
+        there = await plane.replicas()
+    finally:
+        await plane.close()
+    return f"the plane is reached; runners there: {len(there)}"
 
 
 def open_live(settings: Settings) -> LiveBus | None:
@@ -130,7 +154,8 @@ def postgres(name: str = "store") -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise
-        text = "[store] url names a PostgreSQL, which needs the package asyncpg: pip install 'acp-runner[postgres]'"
+        install = f"{sys.executable} -m pip install 'acp-runner[postgres]'"
+        text = f"[store] url names a PostgreSQL, which needs the package asyncpg: {install}"
         raise RunnerError("invalid_request", text, field="store.url") from None
 
 

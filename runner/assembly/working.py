@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from runner.tasks import Tasks
 log = logging.getLogger("runner")
 WORKER_SECONDS: Final = 5.0
 """No turn waits for a worker: a large batch may take its time."""
+STORE_SECONDS: Final = 2.0
 
 
 def default_name(state_dir: Path) -> str:
@@ -58,7 +59,7 @@ async def work(
         The exit status, 0.
 
     Raises:
-        RunnerError: ``invalid_request``: the name is taken or no id, settings; ``store_unavailable`` at the start.
+        RunnerError: ``invalid_request``: the name is taken or no id, settings. A store that is away is waited for.
     """
     name, records = name or default_name(state_dir), settings.records
     if not valid_id(name):
@@ -67,7 +68,10 @@ async def work(
         stack.callback(os.close, _lock(state_dir, name))
         stream = open_stream(settings, WORKER_SECONDS)
         stack.push_async_callback(stream.close)
-        store = await open_database(settings)
+        stop = stop_by_signals()
+        store = await _opened(settings, stop)
+        if store is None:
+            return 0
         stack.push_async_callback(store.close)
         worker = Worker(
             stream,
@@ -81,7 +85,6 @@ async def work(
         stack.push_async_callback(tasks.close)
         if records.retention_days > 0:
             tasks.spawn("retention", Retention(store, SystemClock(), records.retention_days).run())
-        stop = stop_by_signals()
         working = asyncio.create_task(worker.run(), name="worker")
         on_ready({"ready": True, "worker": name})
         await stop.wait()
@@ -90,6 +93,23 @@ async def work(
         await working
         log.info("worker %s: %s", name, worker.counts)
     return 0
+
+
+async def _opened(settings: Settings, stop: asyncio.Event) -> Store | None:
+    """The store, as soon as it is there; None when it is time to stop before. Said once: whoever supervises sees it."""
+    told = ""
+    while not stop.is_set():
+        try:
+            return await open_database(settings)
+        except RunnerError as error:
+            if error.code != "store_unavailable":
+                raise
+            if error.message != told:
+                log.error("records wait: %s", error.message)
+            told = error.message
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), STORE_SECONDS)
+    return None
 
 
 async def retain(settings: Settings, *, state_dir: Path, dry_run: bool) -> dict[str, Any]:

@@ -74,6 +74,8 @@ async def _retain(settings: Settings, directory: Path, retention: bool, dry_run:
 
     if not retention:
         fail("invalid_request", "--dry-run goes with --retention.", exit_code=USAGE)
+    if settings.records.retention_days == 0:
+        typer.echo("[records] retention_days is 0: everything is kept", err=True)
     print_json(await retain(settings, state_dir=directory, dry_run=dry_run))
     return 0
 

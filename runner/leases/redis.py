@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -302,11 +303,9 @@ def connect(url: str, timeout: float, *, text: bool = True) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise RunnerError(
-            "invalid_request",
-            "[leases] url names a Redis, which needs a package: pip install 'acp-runner[redis]'",
-            field="leases.url",
-        ) from error
+        install = f"{sys.executable} -m pip install 'acp-runner[redis]'"
+        need = f"[leases] url names a Redis, which needs the package redis: {install}"
+        raise RunnerError("invalid_request", need, field="leases.url") from error
     try:
         return Redis.from_url(url, decode_responses=text, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:

@@ -11,12 +11,12 @@ from aiohttp import web
 from runner.rules.feed import POSITION_TEXT
 from runner.server import events, histories, interactions, ops, prompts, quarantine, sessions, turns
 from runner.wire import views
+from runner.wire.fields import CURSOR_TEXT
 from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN: Final = "open"
 ANY: Final = "any"
-CURSOR_TEXT: Final = r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$"
 
 _CURSOR: Final = {"type": "string", "pattern": CURSOR_TEXT}
 _POSITION: Final = {"type": "string", "pattern": POSITION_TEXT}

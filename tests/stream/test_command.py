@@ -97,6 +97,21 @@ async def test_a_worker_says_its_name_drains_and_exits(machine: Machine, stream:
     await store.close()
 
 
+async def test_a_store_that_is_away_at_the_start_is_waited_for(machine: Machine) -> None:
+    folder = machine.folder / "mounted later"
+    machine.over(f"sqlite:///{folder / 'store.sqlite3'}")
+    for told_to_stop in (True, False):
+        early = await machine.start("worker")
+        assert early.stdout is not None
+        assert early.stderr is not None
+        async with asyncio.timeout(SECONDS):
+            assert b"records wait: " in await early.stderr.readline()
+            if not told_to_stop:
+                folder.mkdir()
+                assert json.loads(await early.stdout.readline())["ready"] is True
+        assert (await machine.end(early))[0] == 0
+
+
 async def test_a_name_is_taken_once_and_stays_the_same(machine: Machine) -> None:
     """Case G9: stable names; a second worker of the same name is refused and told what to do."""
     first, ready = await machine.ready("worker")

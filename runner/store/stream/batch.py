@@ -186,8 +186,9 @@ class Batches:
             return Move.DEFER
         self._counts.undeliverable += 1
         log.error(
-            "record %s of session %s, turn %s is given up after %d deliveries; it is in quarantine",
+            "record %s of project %s, session %s, turn %s is given up after %d deliveries; it is in quarantine",
             row.record_id,
+            row.project,
             row.session_id,
             row.turn_id,
             entry.deliveries,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -180,11 +181,9 @@ def _client(url: str, timeout: float) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise RunnerError(
-            "invalid_request",
-            "[records] stream names a Redis, which needs a package: pip install 'acp-runner[redis]'",
-            field="records.stream",
-        ) from error
+        install = f"{sys.executable} -m pip install 'acp-runner[redis]'"
+        text = f"[records] stream names a Redis, which needs the package redis: {install}"
+        raise RunnerError("invalid_request", text, field="records.stream") from error
     try:
         return Redis.from_url(url, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:
