@@ -12,7 +12,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 INSTALL = "PostgreSQL is missing; install it:  apt-get install postgresql"
 START_SECONDS = 30.0
@@ -91,7 +92,7 @@ class PostgresServer:
         assert self._process is None, "the server runs already"
         deadline = time.monotonic() + START_SECONDS
         while True:
-            port = self.port or _free_port()
+            port = self.port or free_port()
             self._process = self._spawn(port)
             while self._process.poll() is None:
                 if self._answers(port):
@@ -230,12 +231,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 INSTALL = "redis-server is missing; install it:  apt-get install redis-server"
 START_SECONDS = 10.0
 
@@ -50,7 +52,7 @@ class RedisServer:
         assert self._process is None, "the server runs already"
         deadline = time.monotonic() + START_SECONDS
         while True:
-            port = self.port or _free_port()
+            port = self.port or free_port()
             self._process = self._spawn(port)
             while self._process.poll() is None:
                 if _answers(port):
@@ -123,12 +125,6 @@ class RedisServer:
     def _log(self) -> str:
         log = self._directory / "log"
         return f"redis-server does not answer:\n{log.read_text() if log.exists() else '(no log)'}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _ask(port: int, *words: str | float) -> bytes:

@@ -13,6 +13,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.config import Settings
+from runner.config.model import POSTGRESQL
 from runner.errors import RunnerError
 from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
@@ -24,7 +25,6 @@ from runner.store.stream.port import RecordStream
 
 log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
-POSTGRESQL: Final = ("postgresql://", "postgres://")
 SPOOL: Final = "spool.sqlite3"
 STORE_FILE: Final = "store.sqlite3"
 

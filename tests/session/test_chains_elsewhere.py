@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from tests.session.reading import assert_ordered
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def paused(bed: Bed, count: int = 1, nth: int = 1) -> tuple[FakeAgent, list[str]]:

@@ -9,7 +9,8 @@ import pytest
 
 from runner.ids import Ids
 from runner.rules.following import Place
-from runner.session.live_entry import Cursor, Entry, decode, encode
+from runner.rules.history import Cursor
+from runner.session.live_entry import Entry, decode, encode
 from runner.session.mirror import Mirror
 from runner.session.port import ReaderCut
 from runner.session.shown import Wish, note_of, wishes_of

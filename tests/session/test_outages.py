@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.session.gates import Gate
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def running(bed: Bed, nth: int = 1) -> tuple[Any, Any, dict[str, Any]]:
