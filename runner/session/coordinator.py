@@ -329,7 +329,7 @@ class Coordinator:
     def _give_seat_up(self, session: Session, live: LiveSeat) -> None:
         if session.paused is not None and session.paused.live is live:
             # Cold, until the store says what its new owner made of it; nothing of it is written here any more.
-            session.paused.live = None
+            session.paused.live, session.paused.read = None, True
         session.queue.lost()
         self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
 

@@ -104,6 +104,10 @@ class Registry:
         Raises:
             RunnerError: ``store_unavailable``.
         """
+        earlier = self._loading.get(key)
+        if earlier is not None and self._shared:
+            # It may have read what was before this was asked.
+            await asyncio.wait({earlier})
         loading, session = self._loading.get(key), self._sessions.get(key)
         if loading is None and session is not None and (not self._shared or self.holds(key)):
             self._sessions.move_to_end(key)

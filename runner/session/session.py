@@ -48,6 +48,7 @@ class Paused:
         resume_at: when it may go on by itself again, loop time.
         begun: when its last turn was dispatched, loop time.
         tools: open calls of an agent that is gone, not closed yet.
+        read: it is what the store says: its agent, if there is one, may be another replica's.
     """
 
     turn_id: str
@@ -59,6 +60,7 @@ class Paused:
     timer: asyncio.TimerHandle | None = None
     begun: float = 0.0
     tools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    read: bool = False
 
 
 @dataclass(slots=True)

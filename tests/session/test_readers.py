@@ -13,11 +13,13 @@ from runner.errors import RunnerError
 from runner.rules.late import Late
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.session.session import Session
-from runner.store.port import RecordKey
+from runner.store.port import RecordKey, SessionRow
 from tests.normal_form import normal_form
 from tests.session.bed import CALLER, Bed, types
 from tests.session.fake_agent import text_frame
+from tests.session.gates import Gate
 from tests.session.reading import Event, assert_ordered, cursor, ended
+from tests.session.several import Several
 from tests.store.rows import record
 
 pytestmark = pytest.mark.virtual_time
@@ -240,3 +242,27 @@ async def test_a_reader_of_a_session_that_has_ended_ends_case_h10(bed: Bed) -> N
     with pytest.raises(RunnerError) as caught:
         await bed.sessions.follow(CALLER, "s", None, True)
     assert (caught.value.code, caught.value.status) == ("session_ended", 410)
+
+
+async def test_who_asks_later_is_not_told_what_was_before_case_h6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another replica began the session while a look for it was on its way: it is there for whoever asks now."""
+    several = Several()
+    a, b = await several.replica("a"), await several.replica("b")
+    read, gate = several.store.session, Gate()
+
+    async def slow(project: str, session_id: str) -> SessionRow | None:
+        monkeypatch.undo()
+        found = await read(project, session_id)
+        await gate.passes()
+        return found
+
+    monkeypatch.setattr(several.store, "session", slow)
+    early = asyncio.create_task(b.sessions.view(CALLER, "s"))
+    await gate.reached.wait()
+    assert (await a.turn())["ok"]
+    late = asyncio.create_task(b.sessions.view(CALLER, "s"))
+    await asyncio.sleep(0.01)
+    gate.open()
+    await asyncio.wait({early, late})
+    assert late.result()["last_turn"]["outcome"] == "completed"
+    await several.close()
