@@ -34,9 +34,7 @@ class MemoryStore(MemoryUpkeep):
         turn = admission.turn
         by_id, by_epoch = (turn.project, turn.turn_id), (turn.project, turn.session_id, turn.epoch)
         newest, head = self._newest_epochs(turn.project, turn.session_id)
-        known = self._sessions.get((turn.project, turn.session_id))
-        over = known is not None and rows.session_row(known).ended_at is not None
-        if over or by_id in self._turns or by_epoch in self._epochs or max(newest, head) > turn.epoch:
+        if self._over(turn) or by_id in self._turns or by_epoch in self._epochs or max(newest, head) > turn.epoch:
             return False
         fresh = self._fresh(admission.records)
         self._turns[by_id] = rows.turn_parameters(turn)

@@ -82,7 +82,7 @@ class MemoryTables(MemoryFeed):
         newest = self._newest_epochs(row.project, row.session_id)
         return late(row.turn_id, row.epoch, self._standing(row), *newest, ended=self._over(row))
 
-    def _over(self, row: RecordRow | InteractionRow | PromptRow) -> bool:
+    def _over(self, row: RecordRow | InteractionRow | PromptRow | TurnRow) -> bool:
         session = self._sessions.get((row.project, row.session_id))
         return session is not None and rows.session_row(session).ended_at is not None
 

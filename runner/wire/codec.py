@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -157,22 +156,21 @@ class EventFormatter:
             data_json,
         )
 
-    def delta_lines(
-        self, epoch: int, first_n: int, at: str, event_type: str, message_id: str, texts: Sequence[str]
-    ) -> bytes:
-        """Lines of consecutive deltas: cursors ``<epoch>.<first_n>``, ``<first_n + 1>`` and so on, one instant.
-
-        Args:
-            event_type: ``message_delta`` or ``thought_delta``.
-            message_id: any text; it is escaped.
-            texts: one delta each, in order.
-        """
-        return self.deltas(epoch, first_n, at, event_type, message_id, list(texts))[0] if texts else b""
-
     def deltas(
         self, epoch: int, first_n: int, at: str, event_type: str, message_id: str, texts: list[str]
     ) -> tuple[bytes, bytes]:
-        """As ``delta_lines``, of one text at least; and all as one line: the first, with ``texts`` in its data."""
+        """Lines of consecutive deltas: cursors ``<epoch>.<first_n>``, ``<first_n + 1>`` and so on, one instant.
+
+        Args:
+            epoch, first_n: of the first one's cursor.
+            at: the instant.
+            event_type: ``message_delta`` or ``thought_delta``.
+            message_id: any text; it is escaped.
+            texts: one delta each, in order; at least one.
+
+        Returns:
+            The lines; and all as one line: the first, with ``texts`` in its data in place of ``text``.
+        """
         encoded = to_json(texts)
         head = b'{"kind":"event","cursor":"%d.' % epoch
         middle = b'",%b"at":"%b","type":"%b","data":{"message_id":%b,"text' % (
