@@ -21,7 +21,7 @@ from runner.leases.port import LeasePlane, ReplicaInfo
 from runner.sandbox.statelock import state_dir_of
 from runner.store.port import Store
 from runner.store.sqlite import SqliteStore
-from runner.store.stream.port import RecordStream
+from runner.store.stream.port import TIMEOUT_SECONDS, RecordStream
 
 log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
@@ -165,7 +165,7 @@ def open_stream(settings: Settings, timeout_seconds: float | None = None) -> Rec
     Raises:
         RunnerError: ``invalid_request``: a package that it needs is missing, or the URL cannot be read.
     """
-    from runner.store.stream.redis import TIMEOUT_SECONDS, RedisRecordStream
+    from runner.store.stream.redis import RedisRecordStream
 
     records, seconds = settings.records, timeout_seconds or TIMEOUT_SECONDS
     return RedisRecordStream(records.stream, max_entries=records.stream_entries, timeout_seconds=seconds)

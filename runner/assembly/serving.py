@@ -238,6 +238,6 @@ def _forget_url(state_dir: Path) -> None:
     (state_dir / "server.json").unlink(missing_ok=True)
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
+def log_to_stderr() -> None:
     """Logs go to stderr: stdout carries the ready line alone."""
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

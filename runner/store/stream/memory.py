@@ -10,7 +10,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.rules import delivery
 from runner.rules.delivery import START, EntryId
-from runner.store.stream.port import MAX_ENTRIES, VERSION, Entry, GroupGone, Published, Reclaimed, Seen
+from runner.store.stream.port import MAX_ENTRIES, TIMEOUT_SECONDS, VERSION, Entry, GroupGone, Published, Reclaimed, Seen
 
 
 @dataclass(slots=True)
@@ -34,10 +34,9 @@ class MemoryRecordStream:
     like a server that is frozen, until its deadline.
     """
 
-    def __init__(self, clock: Clock, max_entries: int = MAX_ENTRIES, *, timeout_seconds: float = 0.5) -> None:
+    def __init__(self, clock: Clock, max_entries: int = MAX_ENTRIES) -> None:
         self._clock = clock
         self._max_entries = max_entries
-        self._timeout = timeout_seconds
         self.unavailable = False
         self.held = asyncio.Event()
         self.held.set()
@@ -166,7 +165,7 @@ class MemoryRecordStream:
 
     async def _reach(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 await self.held.wait()
         except TimeoutError:
             raise RunnerError("store_unavailable", "The record stream gave no answer.") from None

@@ -12,6 +12,8 @@ VERSION: Final = "1"
 """Of the codec that payloads are written with."""
 MAX_ENTRIES: Final = 100_000
 """How many entries a stream may hold."""
+TIMEOUT_SECONDS: Final = 0.5
+"""How long a sender waits for an answer; then its records go to the store."""
 
 
 class GroupGone(Exception):
