@@ -98,7 +98,7 @@ async def fork(services: Services, session: Session, request: ForkRequest) -> Re
         "workspace": workspace,
         **({"reason": reason} if reason else {}),
     }
-    state = {"has_context": taken.cut.context, "unanswered": taken.cut.unanswered, "fork": made}
+    state = {"has_context": taken.cut.open.context, "unanswered": taken.cut.unanswered, "fork": made}
     config = rules.config_of(session.effective.config)
     row = SessionRow(to[0], to[1], now_ms, now_ms, None, head[0], head[1], config, state)
     if await services.store.create_session(row, taken.records):
