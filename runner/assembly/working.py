@@ -97,16 +97,19 @@ async def work(
 
 async def _opened(settings: Settings, stop: asyncio.Event) -> Store | None:
     """The store, as soon as it is there; None when it is time to stop before. Said once: whoever supervises sees it."""
-    told = ""
+    told = False
     while not stop.is_set():
         try:
-            return await open_database(settings)
+            store = await open_database(settings)
+            if told:
+                log.warning("records go on")
+            return store
         except RunnerError as error:
             if error.code != "store_unavailable":
                 raise
-            if error.message != told:
+            if not told:
                 log.error("records wait: %s", error.message)
-            told = error.message
+            told = True
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), STORE_SECONDS)
     return None
