@@ -202,6 +202,7 @@ class Owners:
             burial = asyncio.create_task(self._bury(dead), name=f"bury {dead.replica_id}")
             self._burials[dead.replica_id] = burial
             burial.add_done_callback(lambda _: self._burials.pop(dead.replica_id, None))
+            burial.add_done_callback(_noted)
         await asyncio.shield(burial)
 
     async def _bury(self, dead: ReplicaInfo) -> None:
@@ -234,6 +235,7 @@ class Owners:
         closing = asyncio.create_task(self.close_lost(turn), name=f"close {turn.turn_id}")
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
+        closing.add_done_callback(_noted)
         return await asyncio.shield(closing)
 
     def forgotten(self, turn: TurnRow) -> bool:
@@ -364,3 +366,9 @@ class Owners:
                 return await call
         except TimeoutError:
             raise RunnerError("plane_unavailable", "The lease plane gives no answer.") from None
+
+
+def _noted(task: asyncio.Task[Answer]) -> None:
+    """Whoever asked for it may have gone away."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("%s failed: %s", task.get_name(), error)
