@@ -13,6 +13,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.leases.held import REFUSED_KEPT, Held, ended
 from runner.leases.line import Announcer, OnCommands, PlaneLine
 from runner.leases.port import BeatAnswer, Heartbeat, Holder, LeasePlane, ReplicaInfo
@@ -24,8 +25,6 @@ log = logging.getLogger("runner.leases")
 END_TRIES: Final = 5
 GIVEN_UP_KEPT: Final = 8
 LAPSED: Final = BeatAnswer(admitted=False, is_current_turn=False, owner=None, epoch=0, lease_seconds=0.0)
-
-Key = tuple[str, str]
 
 
 class Heartbeats:

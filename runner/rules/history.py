@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from runner.ids import Cursor
 from runner.terms import EventType
 
-Cursor = tuple[int, int]
 NOTHING: Final = (0, 0)
 
 

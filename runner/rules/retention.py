@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from runner.rules.history import Cursor
+from runner.ids import Cursor
 from runner.terms import PromptState
 
 DAY_MS: Final = 24 * 60 * 60 * 1000

@@ -9,9 +9,9 @@ from typing import Any, Final
 import orjson
 
 from runner.errors import RunnerError
-from runner.ids import format_cursor, outside_of, parse_cursor, record_id
+from runner.ids import Cursor, format_cursor, outside_of, parse_cursor, record_id
 from runner.rules import fork as rules
-from runner.rules.history import Cursor, Missing, Wholeness
+from runner.rules.history import Missing, Wholeness
 from runner.rules.pool import Key
 from runner.session.history import pages
 from runner.session.port import Reply

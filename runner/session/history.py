@@ -10,9 +10,8 @@ import orjson
 
 from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
-from runner.ids import format_cursor, parse_cursor
+from runner.ids import Cursor, format_cursor, parse_cursor
 from runner.rules.fork import origin_of
-from runner.rules.history import Cursor
 from runner.rules.pool import Key
 from runner.rules.retention import misses
 from runner.session.port import ReaderCut, ReaderEnded

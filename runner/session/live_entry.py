@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from runner.rules.history import Cursor
+from runner.ids import Cursor
 from runner.rules.pool import Key
 from runner.turn.log import Chunk
 

@@ -9,10 +9,9 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import Ids
+from runner.ids import Cursor, Ids
 from runner.leases.live import OLDEST, LiveBus
 from runner.rules.following import Place, known_of
-from runner.rules.history import Cursor
 from runner.rules.pool import Key
 from runner.session.history import HistoryReader, cursor_of
 from runner.session.live_entry import Entry, decode

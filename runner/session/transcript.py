@@ -10,8 +10,9 @@ from typing import Final
 import orjson
 
 from runner.errors import RunnerError
+from runner.ids import Cursor
 from runner.rules.fork import lacks_begin
-from runner.rules.history import Cursor, Missing, Wholeness
+from runner.rules.history import Missing, Wholeness
 from runner.rules.transcript import LIMIT_BYTES, READ, preface, turns
 from runner.session.history import pages
 from runner.session.session import Session

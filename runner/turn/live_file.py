@@ -15,6 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from runner.ids import Key
 from runner.turn.log import Chunk
 
 log = logging.getLogger("runner.turn")
@@ -28,8 +29,6 @@ HEAD: Final = Struct("<BxHI2s")
 """Flags, lengths of key and body, and the magic, which is written last: only then is there an entry."""
 END: Final = bytes(HEAD.size)
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
-Key = tuple[str, str]
 
 
 class Entry(NamedTuple):

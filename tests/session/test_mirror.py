@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner.ids import Ids
+from runner.ids import Cursor, Ids
 from runner.rules.following import Place
-from runner.rules.history import Cursor
 from runner.session.live_entry import Entry, decode, encode
 from runner.session.mirror import Mirror
 from runner.session.port import ReaderCut

@@ -14,13 +14,13 @@ import asyncpg
 
 from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
-from runner.ids import Ids
+from runner.ids import Ids, Key
 from runner.store import rows
 from runner.store.postgres.faults import gave_way, is_lost, translated
 from runner.store.postgres.schema import APPLICATION_NAME, prepare, version_of, where_of
 from runner.store.postgres.steps import TEXTS, Refused, perform
 from runner.store.sql.schema import SCHEMA_VERSION, refusal
-from runner.store.sql_store import Key, Row, SqlStore
+from runner.store.sql_store import Row, SqlStore
 from runner.store.writes import Run, Work
 
 log = logging.getLogger("runner.store")

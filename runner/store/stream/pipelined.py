@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.rules.feed import FED
 from runner.store.behind import StoreBehind
 from runner.store.port import Admission, Appended, Ending, InteractionRow, PromptRow, RecordRow, Store
 from runner.store.stream.codec import Unreadable, decode, encode, session_of
 from runner.store.stream.port import Published, RecordStream
-from runner.store.stream.unconfirmed import Held, Key, Unconfirmed
+from runner.store.stream.unconfirmed import Held, Unconfirmed
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner.store")

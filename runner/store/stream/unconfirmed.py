@@ -6,10 +6,9 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from runner.ids import Key
 from runner.rules.delivery import EntryId, may_trim
 from runner.store.port import RecordRow
-
-Key = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
