@@ -34,12 +34,12 @@ from runner.sandbox.statelock import is_free, lock_of
 from runner.session.coordinator import Coordinator
 from runner.session.endings import Endings
 from runner.session.mirror import Mirrors
+from runner.session.outlets import Outlets
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
 from runner.session.registry import Registry
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.session.shown import Shown
 from runner.session.sweep import Job, Sweep
 from runner.store.port import Store
 from runner.store.retention import Retention
@@ -194,7 +194,7 @@ def _join(replica: Replica, registry: Registry) -> None:
     if replica.live is None:
         return
     services, server = replica.services, replica.settings.server
-    replica.coordinator.shown = Shown(services, registry, replica.live)
+    replica.coordinator.outlets = Outlets(services, registry, replica.live)
     replica.mirrors = Mirrors(
         services.replica_id,
         replica.live,

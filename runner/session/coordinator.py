@@ -21,6 +21,7 @@ from runner.session.export import Export
 from runner.session.feed import Feeds
 from runner.session.fork import fork
 from runner.session.history import HistoryReader, cursor_of, record_view
+from runner.session.outlets import WATCH, Outlets
 from runner.session.ownerless import Ownerless
 from runner.session.paused import PausedChains
 from runner.session.port import Caller, PromptHandle, Reader, Reply
@@ -28,7 +29,6 @@ from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.session.shown import WATCH, Shown
 from runner.terms import StopReason
 from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
@@ -60,7 +60,7 @@ class Coordinator:
         )
         registry.attach = self._attach
         self.draining = False
-        self.shown: Shown | None = None
+        self.outlets: Outlets | None = None
         """Shows sessions at other replicas, where a live bus is there."""
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -339,8 +339,8 @@ class Coordinator:
             key = (str(note["project"]), str(note["session_id"]))
             self._services.tasks.spawn(f"queued prompts of {key[1]}", self._start_queued(key))
         elif note.get("kind") == WATCH:
-            if self.shown is not None:
-                self.shown.note(note)
+            if self.outlets is not None:
+                self.outlets.note(note)
         else:
             self.commands.note(note)
 

@@ -15,10 +15,10 @@ from runner.rules.following import Place, known_of
 from runner.rules.pool import Key
 from runner.session.history import HistoryReader, cursor_of
 from runner.session.live_entry import Entry, decode
+from runner.session.outlets import Wish, note_of
 from runner.session.owners import Owners
 from runner.session.port import Reader, ReaderCut
 from runner.session.prompts import Presence
-from runner.session.shown import Wish, note_of
 from runner.store.port import Store
 from runner.tasks import Tasks
 from runner.turn.journal import Head

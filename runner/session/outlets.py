@@ -45,7 +45,7 @@ class Wish(NamedTuple):
     bye: bool = False
 
 
-class Shown:
+class Outlets:
     """Publishes the logs of this replica's sessions to the replicas that watch them, one outlet for each.
 
     A watch that is not renewed for ``WATCHED_SECONDS`` lapses; until then it is a reader of the session (DESIGN 3.4).
