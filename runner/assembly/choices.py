@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from runner.assembly import gauges
 from runner.clock import Clock
 from runner.config import Settings
 from runner.config.model import POSTGRESQL
@@ -18,7 +19,9 @@ from runner.errors import RunnerError
 from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import LeasePlane, ReplicaInfo
+from runner.metrics import Metrics
 from runner.sandbox.statelock import state_dir_of
+from runner.store.counted import CountedStore
 from runner.store.port import Store
 from runner.store.sqlite import SqliteStore
 from runner.store.stream.port import TIMEOUT_SECONDS, RecordStream
@@ -117,18 +120,20 @@ class Spooling:
     on_rejected: Callable[[str, str, str], None]
 
 
-async def open_database(settings: Settings, known_id: str = "") -> Store:
+async def open_database(settings: Settings, known_id: str = "", metrics: Metrics | None = None) -> Store:
     """The shared store of ``[store] url`` itself: nothing waits before it.
 
-    ``known_id``: the store's id of an earlier start; with it an unreachable server is no obstacle.
+    ``known_id``: the store's id of an earlier start; with it an unreachable server is no obstacle. ``metrics``: counts
+    what is written and what fails.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
     if is_postgresql(settings):
         store: Store = await postgres().PostgresStore.open(settings.store.url, known_id=known_id)
-        return store
-    return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+    else:
+        store = await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+    return CountedStore(store, metrics or Metrics())
 
 
 async def look_at_database(settings: Settings) -> str:
@@ -185,7 +190,7 @@ async def look_at_stream(settings: Settings) -> str:
     return f"it is reached; {seen.length} records wait there, {seen.pending} of them are delivered to a worker"
 
 
-def piped(settings: Settings, store: Store, *, gateway: bool) -> Store:
+def piped(settings: Settings, store: Store, metrics: Metrics, *, gateway: bool) -> Store:
     """A store whose records travel by the stream, where there is one.
 
     A plane writes them itself: a turn's records may come by several planes, and its ending has to know them all.
@@ -194,27 +199,29 @@ def piped(settings: Settings, store: Store, *, gateway: bool) -> Store:
         return store
     from runner.store.stream.pipelined import PipelinedStore
 
-    return PipelinedStore(store, open_stream(settings))
+    made = PipelinedStore(store, open_stream(settings))
+    gauges.read_stream(metrics, made)
+    return made
 
 
 async def open_store(
-    settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling, *, gateway: bool = False
+    settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling, metrics: Metrics, *, gateway: bool = False
 ) -> Store:
-    """The store of ``[store] url``; ``spooling`` is asked where that is a remote one.
+    """The store of ``[store] url``; ``spooling`` is asked where that is a remote one, ``metrics`` counts.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
     if settings.store.url and not is_postgresql(settings):
-        return piped(settings, await open_database(settings), gateway=gateway)
+        return piped(settings, await open_database(settings, metrics=metrics), metrics, gateway=gateway)
     if not settings.store.url and not is_http(settings):
-        return await SqliteStore.open(state_dir / STORE_FILE, upgrade=True)
+        return CountedStore(await SqliteStore.open(state_dir / STORE_FILE, upgrade=True), metrics)
     from runner.store.spool import SpooledStore
 
     spool = state_dir / SPOOL
-    remote = await _open_remote(settings, await SpooledStore.known_id(spool), gateway=gateway)
+    remote = await _open_remote(settings, await SpooledStore.known_id(spool), metrics, gateway=gateway)
     try:
-        return await SpooledStore.open(
+        spooled = await SpooledStore.open(
             remote,
             spool,
             clock,
@@ -225,14 +232,16 @@ async def open_store(
     except BaseException:
         await remote.close()
         raise
+    gauges.read_spool(metrics, spooled)
+    return spooled
 
 
-async def _open_remote(settings: Settings, known_id: str, *, gateway: bool) -> Store:
+async def _open_remote(settings: Settings, known_id: str, metrics: Metrics, *, gateway: bool) -> Store:
     if settings.store.url:
-        return piped(settings, await open_database(settings, known_id), gateway=gateway)
+        return piped(settings, await open_database(settings, known_id, metrics), metrics, gateway=gateway)
     from runner.store.http import HttpStore
 
-    return await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
+    return CountedStore(await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id), metrics)
 
 
 async def hand_in_spool(dead: ReplicaInfo, store: Store, clock: Clock) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
+from runner.assembly import gauges
 from runner.assembly.choices import is_http
 from runner.assembly.leftovers import end_leftovers, handed_in
 from runner.clock import Clock, SystemClock
@@ -19,10 +20,11 @@ from runner.config import Settings
 from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
 from runner.ids import Ids
-from runner.leases.heartbeat import Heartbeats
+from runner.leases.heartbeat import LAPSED, Heartbeats
 from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import BeatAnswer, LeasePlane, ReplicaInfo
+from runner.metrics import LEASES_LOST, Metrics
 from runner.pool.pool import Pool
 from runner.resources import resource_path
 from runner.rules.pool import Book
@@ -31,6 +33,7 @@ from runner.rules.story import Stories
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
+from runner.session import counting
 from runner.session.coordinator import Coordinator
 from runner.session.endings import Endings
 from runner.session.mirror import Mirrors
@@ -119,6 +122,7 @@ async def build(
     proven_dead: Callable[[ReplicaInfo], bool] | None = None,
     live: LiveBus | None = None,
     live_dir: Path | None = None,
+    metrics: Metrics | None = None,
 ) -> Replica:
     """A replica that is ready to admit turns.
 
@@ -128,16 +132,15 @@ async def build(
         proven_dead: whether another replica is provably gone; None looks at lock files of this machine.
         live: what followers at other replicas see by; None: they ask this one over HTTP.
         live_dir: where what is shown survives a kill of the process; None: nowhere.
+        metrics: counts; those of the store, where somebody reads them.
     """
-    clock = clock or SystemClock()
+    clock, metrics = clock or SystemClock(), metrics or Metrics()
     plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
         providers = {"local": LocalProvider(state_dir, store.store_id, replica_id, clock=clock)}
     if not plane.shared:
-        await end_leftovers(store, clock, live_dir)
-    tasks = Tasks("sessions")
-    calls = _Calls()
-    stories = Stories(clock.now_ms)
+        counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
+    tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
     shown = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, shown=shown)
@@ -155,9 +158,10 @@ async def build(
         settings=settings,
         tasks=tasks,
         stories=stories,
+        metrics=metrics,
         windows={name: windows_of(settings, name) for name in providers},
         on_paused=calls.paused,
-        owners=_owners(settings, me, plane, store, clock, registry, proven_dead or proven_by_lock),
+        owners=_owners(settings, me, plane, store, clock, registry, proven_dead or proven_by_lock, metrics),
         reload=registry.reload,
     )
     calls.owners = services.owners
@@ -175,6 +179,7 @@ def _owners(
     clock: Clock,
     registry: Registry,
     proven_dead: Callable[[ReplicaInfo], bool],
+    metrics: Metrics,
 ) -> Owners:
     return Owners(
         me,
@@ -186,6 +191,7 @@ def _owners(
         hand_in=lambda dead: handed_in(dead, store, clock),
         lost_after_seconds=settings.records.lost_after_seconds,
         answer_seconds=settings.leases.beat_timeout_seconds,
+        on_lost=lambda: counting.turns_lost(metrics, 1),
     )
 
 
@@ -211,6 +217,9 @@ def _join(replica: Replica, registry: Registry) -> None:
 async def _take_part(replica: Replica, registry: Registry) -> None:
     """Start what a replica does by itself, and be known to the others."""
     _join(replica, registry)
+    gauges.read_replica(replica.services.metrics, replica.coordinator, registry, replica.services.pool)
+    if replica.shown is not None:
+        gauges.read_live_file(replica.services.metrics, replica.shown)
     services, commands = replica.services, replica.coordinator.commands
     expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
@@ -228,7 +237,9 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     services.tasks.spawn("sweep", Sweep(replica.plane, replica.replica_id, jobs).run())
     if days > 0 and not is_http(replica.settings):
         # Of a plane's store it is the plane's own settings that say what goes; another lease, for others keep all.
-        old: dict[str, Job] = {"retention": Retention(store, clock, days)}
+        retention = Retention(store, clock, days)
+        gauges.read_retention(services.metrics, retention)
+        old: dict[str, Job] = {"retention": retention}
         services.tasks.spawn("retention", Sweep(replica.plane, replica.replica_id, old, lease="retention").run())
 
 
@@ -246,10 +257,14 @@ class _Calls:
     coordinator: Coordinator
     owners: Owners
 
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+
     def has_rivals(self) -> bool:
         return self.owners.rivals
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
+        self.metrics.add(LEASES_LOST, "lapsed" if answer is LAPSED else "taken")
         self.coordinator.lease_lost(turn_id, answer)
 
     def commands_due(self, project: str, session_id: str, commands: tuple[dict[str, Any], ...]) -> None:
@@ -276,6 +291,7 @@ def _heartbeats(settings: Settings, plane: LeasePlane, clock: Clock, calls: _Cal
         on_commands=calls.commands_due,
         rivals=calls.has_rivals,
         tell=stories.teller("lease"),
+        metrics=calls.metrics,
     )
 
 

@@ -23,6 +23,7 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.heartbeat import LAPSED
 from runner.leases.port import ReplicaInfo
+from runner.metrics import Metrics
 from runner.sandbox.statelock import StateLock, lock_of, reap_leftovers
 from runner.server.app import Application, build_app, start_site, stop_site
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken, is_loopback
@@ -97,18 +98,16 @@ async def serve(
         RunnerError: ``invalid_request`` (another serve has this state directory, settings), ``store_unavailable``.
         OSError: the address cannot be bound.
     """
-    replica_id, clock = Ids().mint("rep"), SystemClock()
+    replica_id, clock, metrics = Ids().mint("rep"), SystemClock(), Metrics()
     async with AsyncExitStack() as stack:
         lock = StateLock.acquire(state_dir, replica_id)
         stack.callback(lock.release)
         tokens, own = access_tokens(settings, state_dir, host)
         replicas: list[Replica] = []
-        store = await open_store(settings, state_dir, clock, _spooling(replicas), gateway=gateway)
+        store = await open_store(settings, state_dir, clock, _spooling(replicas), metrics, gateway=gateway)
         plane = open_plane(settings, clock, store, gateway=gateway)
         reaped, dead = reap_leftovers(state_dir, store.store_id)
-        if reaped:
-            log.warning("%d processes of an earlier runner were killed", reaped)
-        _warn(settings, gateway)
+        _warn(settings, gateway, reaped)
         replica = await build(
             settings,
             state_dir=state_dir,
@@ -119,6 +118,7 @@ async def serve(
             providers={} if gateway else None,
             live=None if gateway else open_live(settings),
             live_dir=None if gateway else state_dir / LIVE,
+            metrics=metrics,
         )
         replicas.append(replica)
         stack.push_async_callback(replica.close)
@@ -157,8 +157,15 @@ def _spooling(replicas: list[Replica]) -> Spooling:
 def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: str, *, gateway: bool) -> Application:
     sessions, services = replica.coordinator, replica.services
     if not gateway:
-        mirrors = replica.mirrors
-        return build_app(sessions, settings, tokens, owners=services.owners, bind_host=host, mirrors=mirrors)
+        return build_app(
+            sessions,
+            settings,
+            tokens,
+            owners=services.owners,
+            bind_host=host,
+            mirrors=replica.mirrors,
+            metrics=services.metrics,
+        )
     return build_gateway(
         sessions,
         settings,
@@ -168,6 +175,7 @@ def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: 
         store=services.store,
         clock=services.clock,
         bind_host=host,
+        metrics=services.metrics,
     )
 
 
@@ -203,7 +211,9 @@ async def _bury_later(replica: Replica, state_dir: Path, replica_id: str) -> Non
         failed = await _buried(replica, state_dir, failed)
 
 
-def _warn(settings: Settings, gateway: bool) -> None:
+def _warn(settings: Settings, gateway: bool, reaped: int) -> None:
+    if reaped:
+        log.warning("%d processes of an earlier runner were killed", reaped)
     if not gateway:
         log.warning("sandboxes have isolation %s: agents run with this user's rights", ISOLATION)
     if settings.leases.url and not is_http(settings) and not settings.store.url:

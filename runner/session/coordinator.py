@@ -67,7 +67,17 @@ class Coordinator:
 
     def has_capacity(self) -> bool:
         """Whether another turn may be dispatched."""
-        return not self.draining and len(self._runs) < self._services.settings.server.max_turns
+        return not self.draining and self.running < self.max_turns
+
+    @property
+    def running(self) -> int:
+        """How many turns run, or are being admitted."""
+        return len(self._runs)
+
+    @property
+    def max_turns(self) -> int:
+        """How many may."""
+        return self._services.settings.server.max_turns
 
     def _start(self, session: Session, run: TurnRun) -> None:
         """Give a turn its own supervisor task; it belongs to no request."""
@@ -278,7 +288,7 @@ class Coordinator:
         services = self._services
         store, leases = await asyncio.gather(services.store.ready(), services.owners.reachable())
         ready = store and not self.draining and (leases or services.settings.leases.on_unreachable == "open")
-        capacity = {"turns": len(self._runs), "max_turns": self._services.settings.server.max_turns}
+        capacity = {"turns": self.running, "max_turns": self.max_turns}
         shown = self._registry.shown
         return {
             "ready": ready,

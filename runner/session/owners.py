@@ -49,6 +49,7 @@ class Owners:
             which its turns get their endings.
         lost_after_seconds: how long a turn may be without a holder before the sweep ends it.
         answer_seconds: longest wait for one answer of the plane.
+        on_lost: told of each turn that was ended as lost.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Owners:
         hand_in: Callable[[ReplicaInfo], AbstractAsyncContextManager[None]],
         lost_after_seconds: float,
         answer_seconds: float,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.me = me
         self._plane = plane
@@ -73,6 +75,7 @@ class Owners:
         self._hand_in = hand_in
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
+        self._on_lost = on_lost
         self._unheld: dict[tuple[str, str], float] = {}
         self._forgotten: dict[tuple[str, str], tuple[str, float]] = {}
         self._swept = 0.0
@@ -262,7 +265,8 @@ class Owners:
         left = None if gone else turn
         async with self.alone(key, max(row.head_epoch, turn.epoch), turn.turn_id, left) as epoch:
             if epoch is not None:
-                await close_session(self._store, self._clock, key, turn, epoch)
+                if await close_session(self._store, self._clock, key, turn, epoch):
+                    self._on_lost()
                 self._forgotten.pop((turn.project, turn.turn_id), None)
         return epoch is not None
 

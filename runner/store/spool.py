@@ -115,6 +115,11 @@ class SpooledStore(StoreBehind):
         """How many writes wait."""
         return self._spool.waiting
 
+    @property
+    def bytes(self) -> int:
+        """What they take on disk."""
+        return self._spool.bytes
+
     async def admit(self, admission: Admission) -> bool:
         turn = admission.turn
         key = (turn.project, turn.session_id)

@@ -105,6 +105,11 @@ class Spool:
         """How many writes wait."""
         return sum(lane.waiting for _, lane in self.lanes.all_waiting())
 
+    @property
+    def bytes(self) -> int:
+        """What they take on disk."""
+        return self._file.bytes
+
     async def start(self, path: Path, store_id: str) -> None:
         """Take up what an earlier process left, and begin to replay it.
 

@@ -191,6 +191,11 @@ class LiveFile:
             self._segments[-1].restart()
 
     @property
+    def bytes(self) -> int:
+        """What its segments take on disk."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
     def paths(self) -> list[Path]:
         """Its segments, oldest first."""
         return [segment.path for segment in self._segments]

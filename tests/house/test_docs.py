@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CODES
+from runner.metrics import FAMILIES
 from runner.server.routes import ROUTES
 from tests.house.tree import ROOT, below
 
@@ -95,6 +96,14 @@ def test_the_page_of_the_api_lists_the_routes_that_are_built() -> None:
         for method, path in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`\s]*)`", line)
     }
     assert listed == {(route.method, route.path) for route in ROUTES}
+
+
+def test_the_page_of_the_metrics_lists_those_that_are_there() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
+    listed = {(row[0].strip("| `"), row[1].strip(), tuple(re.findall(r"`([a-z_]+)`", row[2]))) for row in rows}
+    assert listed == {(family.name, family.kind, family.labels) for family in FAMILIES}
+    assert len(rows) == len(FAMILIES)
 
 
 def test_the_page_of_the_api_lists_every_error_code() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from runner.errors import RunnerError
@@ -33,6 +33,15 @@ OWN_TURNS: Final = 10_000
 """Turns that it remembers to be written here alone; of any other the stream is read before its ending."""
 
 
+@dataclass(slots=True)
+class Sent:
+    """Records by the way they took: to the stream, to it once more, or to the store past it."""
+
+    published: int = 0
+    republished: int = 0
+    bypassed: int = 0
+
+
 class PipelinedStore(StoreBehind):
     """``Store`` that gives records of running turns to a stream, from where a worker brings them to ``remote``.
 
@@ -56,14 +65,22 @@ class PipelinedStore(StoreBehind):
         self._tasks = Tasks("stream")
         self._watching: asyncio.Task[None] | None = None
         self._generation: str | None = None
-        self._away = False
-        self._full = False
+        self.sent = Sent()
+        self.away = False
+        """Whether the stream gave no answer lately: then it is left alone."""
+        self.full = False
+        """Whether it takes no more."""
         self._own_turns: dict[tuple[str, str], None] = {}
 
     @property
     def unconfirmed(self) -> int:
         """How many records of this process the store may not have yet."""
         return len(self._kept)
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """What those take in memory."""
+        return self._kept.bytes
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -84,15 +101,18 @@ class PipelinedStore(StoreBehind):
         """As the port says; records alone go to the stream, where they survive kill -9 of this process."""
         payloads = self._payloads(records) if not (interactions or prompts) else None
         if payloads is None:
+            self.sent.bypassed += len(records)
             return await self._directly(records, interactions, prompts)
         known = self._kept.knows(records)
         held = self._kept.hold(records, payloads)
         self._watch()
         try:
             if self._took(held, await self._stream.publish(payloads)):
+                self.sent.published += len(records)
                 return Appended(len(records), on_the_way=True)
         except RunnerError as error:
             self._failed(error)
+        self.sent.bypassed += len(records)
         try:
             return await self._directly(records)
         except RunnerError:
@@ -102,7 +122,7 @@ class PipelinedStore(StoreBehind):
 
     def _payloads(self, records: Sequence[RecordRow]) -> list[bytes] | None:
         """What the stream would get; None where these records go to the store."""
-        if self._away or not records:
+        if self.away or not records:
             return None
         # A record outside of a turn counts only until the next turn begins, and somebody waits for what the feed tells.
         at_once = any(row.turn_id is None or row.type in FED for row in records)
@@ -244,11 +264,11 @@ class PipelinedStore(StoreBehind):
         self._saw(done.generation)
         self._kept.confirm(done.floor)
         if not done.entry_ids:
-            if not self._full:
+            if not self.full:
                 log.error("the record stream is full: records go to the store until a worker made room")
-            self._full = True
+            self.full = True
             return False
-        self._full = False
+        self.full = False
         self._kept.published(held, done.entry_ids)
         return True
 
@@ -259,9 +279,9 @@ class PipelinedStore(StoreBehind):
         self._generation = generation
 
     def _failed(self, error: RunnerError) -> None:
-        if not self._away:
+        if not self.away:
             log.error("records go to the store for now: %s", error.message)
-        self._away = True
+        self.away = True
 
     def _watch(self) -> None:
         """See to what is not acknowledged, in the background, until there is nothing."""
@@ -270,7 +290,7 @@ class PipelinedStore(StoreBehind):
 
     async def _watch_on(self) -> None:
         pause, longest = WATCH_SECONDS
-        while self._kept or self._away:
+        while self._kept or self.away:
             await asyncio.sleep(pause)
             try:
                 await self._look()
@@ -282,9 +302,9 @@ class PipelinedStore(StoreBehind):
 
     async def _look(self) -> None:
         seen = await self._stream.look()
-        if self._away:
+        if self.away:
             log.warning("the record stream is back")
-            self._away = False
+            self.away = False
         self._saw(seen.generation)
         self._kept.confirm(seen.floor)
         lost = self._kept.unpublished()
@@ -294,6 +314,7 @@ class PipelinedStore(StoreBehind):
             if not self._took(held, done):
                 await self._rescue()
                 return
+            self.sent.republished += len(held)
 
     async def _rescue(self) -> None:
         """What is in memory alone goes to the store, as far as that is there."""
@@ -307,7 +328,7 @@ class PipelinedStore(StoreBehind):
     async def close(self) -> None:
         """Bring what the stream does not have to the store, bounded; then close both."""
         await self._tasks.close()
-        if self._away or self._kept.unpublished():
+        if self.away or self._kept.unpublished():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_SECONDS):
                     await self._rescue()
