@@ -151,6 +151,16 @@ PLANE_ERRORS: Final = Family(
     "acp_runner_plane_errors_total", "counter", "Questions to the lease plane without an answer in time."
 )
 
+WORKER_ENTRIES: Final = Family(
+    "acp_runner_worker_entries_total", "counter", "What a worker did with entries of the record stream.", ("result",)
+)
+WORKER_OUTAGES: Final = Family(
+    "acp_runner_worker_outages_total", "counter", "How often a worker found its stream or store away."
+)
+WORKER_GROUPS: Final = Family(
+    "acp_runner_worker_groups_made_total", "counter", "How often a worker made the stream's group anew."
+)
+
 FAMILIES: Final[tuple[Family, ...]] = tuple(known for known in list(globals().values()) if isinstance(known, Family))
 
 

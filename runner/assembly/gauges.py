@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from runner import __version__, metrics
 from runner.metrics import Metrics, Sample, samples
@@ -13,6 +14,7 @@ from runner.session.registry import Registry
 from runner.store.retention import Retention
 from runner.store.spool import SpooledStore
 from runner.store.stream.pipelined import PipelinedStore
+from runner.store.stream.worker import Worker
 from runner.terms import SeatState
 from runner.turn.live import LiveSeat
 from runner.turn.live_file import LiveFile
@@ -70,6 +72,19 @@ def read_stream(counts: Metrics, store: PipelinedStore) -> None:
             Sample(metrics.STREAM_FULL, store.full),
         ]
     )
+
+
+def read_worker(counts: Metrics, worker: Worker) -> None:
+    """What a worker of the record stream did."""
+
+    def now() -> Iterable[Sample]:
+        done = asdict(worker.counts)
+        yield Sample(metrics.INFO, 1, (__version__,))
+        yield Sample(metrics.WORKER_OUTAGES, done.pop("outages"))
+        yield Sample(metrics.WORKER_GROUPS, done.pop("groups_made"))
+        yield from samples(metrics.WORKER_ENTRIES, done.items())
+
+    counts.read_by(now)
 
 
 def read_retention(counts: Metrics, retention: Retention) -> None:

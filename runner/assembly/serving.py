@@ -41,11 +41,7 @@ def access_tokens(settings: Settings, state_dir: Path, host: str) -> tuple[list[
         RunnerError: ``invalid_request``: a bind beyond loopback without tokens, or a set-up that isolation ``none``
             must not serve (DESIGN 3.10).
     """
-    listed = [
-        AccessToken(token.token.get_secret_value(), token.project, frozenset(token.scopes))
-        for token in settings.auth.tokens
-    ]
-    weak = len({token.project for token in listed}) > 1 or not is_loopback(host)
+    weak = len({token.project for token in settings.auth.tokens}) > 1 or not is_loopback(host)
     if weak and not settings.local.allow_weak:
         raise RunnerError(
             "invalid_request",
@@ -53,6 +49,19 @@ def access_tokens(settings: Settings, state_dir: Path, host: str) -> tuple[list[
             f"{ISOLATION}. Set [local] allow_weak = true to serve all the same.",
             field="local.allow_weak",
         )
+    return known_tokens(settings, state_dir, host)
+
+
+def known_tokens(settings: Settings, state_dir: Path, host: str) -> tuple[list[AccessToken], bool]:
+    """As ``access_tokens``, for a server that runs no agent.
+
+    Raises:
+        RunnerError: ``invalid_request``: a bind beyond loopback without tokens.
+    """
+    listed = [
+        AccessToken(token.token.get_secret_value(), token.project, frozenset(token.scopes))
+        for token in settings.auth.tokens
+    ]
     if listed:
         return listed, False
     if not is_loopback(host):

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from runner.errors import RunnerError
 from runner.metrics import FAMILIES, PROJECT, Family, Labels, Metrics, Observed
-from runner.server.context import CALLER, CONTEXT, SAFE_HEADERS, query
+from runner.server.auth import AccessToken, Gate
+from runner.server.context import CALLER, CONTEXT, SAFE_HEADERS, problem_answer, query
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -20,7 +22,29 @@ TEXT_FORMS: Final = ("text/plain", "application/openmetrics-text")
 async def get_metrics(request: web.Request) -> web.Response:
     """The numbers of this process; those by project only of the caller's."""
     query(request)
-    metrics, project = request.app[CONTEXT].metrics, request[CALLER].project
+    return _answer(request, request.app[CONTEXT].metrics, request[CALLER].project)
+
+
+def build_exposition(
+    metrics: Metrics, tokens: Iterable[AccessToken], *, bind_host: str, hosts: Iterable[str]
+) -> web.Application:
+    """An application with ``GET /metrics`` alone, of a process that has no sessions; ``hosts``: see ``Gate``."""
+    gate = Gate(tokens, bind_host=bind_host, allowed_hosts=hosts)
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            caller = gate.admit(request.headers, "read")
+            query(request)
+        except RunnerError as error:
+            return problem_answer(error)
+        return _answer(request, metrics, caller.project)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    return app
+
+
+def _answer(request: web.Request, metrics: Metrics, project: str) -> web.Response:
     body, form = exposed(metrics, request.headers.get("Accept", ""), project)
     return web.Response(body=body, headers={**SAFE_HEADERS, "Content-Type": form})
 
