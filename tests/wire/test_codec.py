@@ -111,3 +111,23 @@ def test_the_last_cursor_of_a_batch() -> None:
     two = event_line("3.2", "t", "p", AT, "plan", to_json({"text": '{"kind":"event","cursor":"9.9"}'}))
     assert last_cursor(one + two) == "3.2"
     assert last_cursor(PING) is None
+    assert last_cursor(one + PING) == "3.1"
+
+
+def test_a_reader_goes_on_from_what_a_resync_tells() -> None:
+    """It was told to forget what it had: the cursor before is none to come back by."""
+    seen = event_line("3.1", "t", "p", AT, "plan", b"{}")
+    forget = event_line(None, None, None, AT, "resync", b'{"from":"0.0"}')
+    assert last_cursor(seen + forget) == "0.0"
+    assert last_cursor(forget + seen) == "3.1"
+    assert to_sse(forget) == b"id: 0.0\ndata: " + forget + b"\n"
+    nowhere = event_line(None, None, None, AT, "resync", b'{"from":null,"reason":"slow"}')
+    assert last_cursor(seen + nowhere) == "3.1"
+    assert to_sse(nowhere) == b"data: " + nowhere + b"\n"
+
+
+def test_what_an_agent_nests_is_no_cursor() -> None:
+    """Else an agent could move its readers."""
+    nested = b'{"raw_input":{"kind":"event","cursor":"9.9"},"kind":{"type":"resync","data":{"from":"8.8"}}}'
+    assert last_cursor(event_line("3.1", "t", "p", AT, "tool_call", nested)) == "3.1"
+    assert last_cursor(event_line(None, "t", "p", AT, "error", nested)) is None
