@@ -51,8 +51,7 @@ class Export:
             RunnerError: ``store_unavailable``; nothing was sent yet.
         """
         store, key = self._services.store, self._session.key
-        await self._session.outbox.flush()
-        await store.caught_up(*key)
+        await self._session.hand_over()
         self._seen.pruned_to = await store.pruned_to(*key)
         failed = await self._read()
         if failed is not None:

@@ -125,8 +125,7 @@ async def _history(
 ) -> tuple[_Taken, list[Missing]]:
     """What goes over, and what that lacks."""
     store, taken = services.store, _Taken(to, session.session_id)
-    await session.outbox.flush()
-    await store.caught_up(*session.key)
+    await session.hand_over()
     taken.seen.pruned_to = await store.pruned_to(*session.key)
     async for rows in pages(store, session.key, None):
         due = [row for row in rows if row.cursor <= after]

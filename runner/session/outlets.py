@@ -139,8 +139,7 @@ class Outlet:
         """Answer a mark: what is shown up to now is in the store, or cannot be written there for now."""
         durable = True
         try:
-            await self.session.outbox.flush()
-            await self._services.store.caught_up(*self.session.key)
+            await self.session.hand_over()
         except RunnerError as error:
             log.debug("what %s has shown is not durable yet: %s", self.session.session_id, error)
             durable = False

@@ -294,6 +294,15 @@ class Session:
         if not self.taken:
             await self._store.caught_up(*self.key)
 
+    async def hand_over(self) -> None:
+        """As ``settle``, for who asks the store past this replica: what its running turn gave away is there too.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        await self.outbox.flush()
+        await self._store.caught_up(*self.key)
+
     def begin_busy(self, journal: Journal) -> None:
         """``session_busy``, once per busy period."""
         if not self.busy:

@@ -33,7 +33,7 @@ async def rebuilt(store: Store, session: Session, but: str) -> str | None:
     does where records are known to be missing, or left out because of their age.
     """
     told = _Told(store, session, but)
-    upper, width, missing = session.head.epoch + 1, EPOCHS, not await _caught_up(store, session)
+    upper, width, missing = session.head.epoch + 1, EPOCHS, not await _caught_up(session)
     try:
         # From the newest epochs backwards: a long session is not read to its begin.
         while upper > 1 and sum(map(len, told.texts)) < LIMIT_BYTES:
@@ -52,11 +52,10 @@ async def rebuilt(store: Store, session: Session, but: str) -> str | None:
     return preface(told.texts, left_out=left_out, missing=missing)
 
 
-async def _caught_up(store: Store, session: Session) -> bool:
+async def _caught_up(session: Session) -> bool:
     """Whether the store has all that is known of the session; what it has is told in any case."""
     try:
-        await session.outbox.flush()
-        await store.caught_up(*session.key)
+        await session.hand_over()
     except RunnerError as error:
         log.warning("records of session %s are still on their way: %s", session.session_id, error)
         return False
