@@ -35,8 +35,8 @@ from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
 from runner.session import counting
 from runner.session.coordinator import Coordinator
-from runner.session.endings import Endings
 from runner.session.mirror import Mirrors
+from runner.session.missing_endings import MissingEndings
 from runner.session.outlets import Outlets
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
@@ -224,7 +224,7 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
     store, clock, days = services.store, services.clock, replica.settings.records.retention_days
-    jobs["endings"] = Endings(store, clock, services.owners, registry.written_here).sweep
+    jobs["endings"] = MissingEndings(store, clock, services.owners, registry.written_here).sweep
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
         if replica.serves_sessions:
