@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.ids import valid_id
 from runner.leases.port import BeatAnswer, Heartbeat, Note
 from runner.rules.pool import Key
@@ -245,8 +245,13 @@ class Coordinator:
 
     async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> Reader:
         """See ``session.port.Sessions.follow``."""
-        session = await self._registry.existing(self._key(caller, session_id))
-        return HistoryReader(self._services.store, session, cursor_of(after), follow)
+        session, cursor = await self._registry.existing(self._key(caller, session_id)), cursor_of(after)
+        if self._services.owners.shared and cursor is not None and cursor[0] > session.head.epoch:
+            # A turn on its way here may have been dispatched before another replica's turns: it has not read them yet.
+            row = await self._services.store.session(*session.key)
+            if row is not None and row.head_epoch >= cursor[0]:
+                raise owned_elsewhere("Another replica has just had this session. Try again.")
+        return HistoryReader(self._services.store, session, cursor, follow)
 
     async def feed(self, caller: Caller, after: str | None, follow: bool) -> Reader:
         """See ``session.port.Sessions.feed``."""

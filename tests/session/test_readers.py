@@ -266,3 +266,21 @@ async def test_who_asks_later_is_not_told_what_was_before_case_h6(monkeypatch: p
     await asyncio.wait({early, late})
     assert late.result()["last_turn"]["outcome"] == "completed"
     await several.close()
+
+
+async def test_a_turn_on_its_way_makes_nobody_forget_what_another_replica_has_told_case_h9() -> None:
+    several = Several()
+    a, b = await several.replica("a"), await several.replica("b")
+    several.sides["b"].open.clear()
+    sending = asyncio.create_task(b.dispatch(prompt="late"))
+    await asyncio.sleep(0.1)
+    assert (await a.turn())["ok"]
+    await asyncio.sleep(1)
+    last = (await a.history())[-1]["cursor"]
+    with pytest.raises(RunnerError) as caught:
+        await b.sessions.follow(CALLER, "s", last, True)
+    assert (caught.value.code, caught.value.retryable) == ("owned_elsewhere", True)
+    several.sides["b"].open.set()
+    await asyncio.wait({sending})
+    assert await b.history(after=last) == []
+    await several.close()
