@@ -69,7 +69,7 @@ class Replica:
     live: LiveBus | None = None
     mirrors: Mirrors | None = None
     """What is followed here of other replicas, where a live bus is there."""
-    shown: LiveFile | None = None
+    live_file: LiveFile | None = None
     """What it showed and the store does not have yet."""
 
     def reachable_at(self, url: str) -> None:
@@ -93,8 +93,8 @@ class Replica:
         if not await self.services.pool.close(TEARDOWN_SECONDS):
             log.error("some sandboxes could not be proven gone")
         await self.services.tasks.close()
-        if self.shown is not None:
-            self.shown.close()
+        if self.live_file is not None:
+            self.live_file.close()
         await self.services.beats.close()
         try:
             async with asyncio.timeout(self.settings.leases.beat_timeout_seconds):
@@ -142,8 +142,10 @@ async def build(
         counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
     tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    shown = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
-    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, shown=shown)
+    live_file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
+    registry = Registry(
+        store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=live_file
+    )
     registry.tell = stories.teller("interaction")
     provisioner = _provisioner(settings, state_dir, providers, clock)
     me = me_of(settings, state_dir, replica_id, clock)
@@ -166,7 +168,7 @@ async def build(
     )
     calls.owners = services.owners
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
-    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, shown=shown)
+    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=live_file)
     await _take_part(replica, registry)
     return replica
 
@@ -218,8 +220,8 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     """Start what a replica does by itself, and be known to the others."""
     _join(replica, registry)
     gauges.read_replica(replica.services.metrics, replica.coordinator, registry, replica.services.pool)
-    if replica.shown is not None:
-        gauges.read_live_file(replica.services.metrics, replica.shown)
+    if replica.live_file is not None:
+        gauges.read_live_file(replica.services.metrics, replica.live_file)
     services, commands = replica.services, replica.coordinator.commands
     expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}

@@ -294,14 +294,14 @@ class Coordinator:
         store, leases = await asyncio.gather(services.store.ready(), services.owners.reachable())
         ready = store and not self.draining and (leases or services.settings.leases.on_unreachable == "open")
         capacity = {"turns": self.running, "max_turns": self.max_turns}
-        shown = self._registry.shown
+        live_file = self._registry.live_file
         return {
             "ready": ready,
             "store": store,
             "leases": leases,
             "capacity": capacity,
             "draining": self.draining,
-            "live_file": shown is None or shown.failing is None,
+            "live_file": live_file is None or live_file.failing is None,
         }
 
     def _key(self, caller: Caller, session_id: str) -> Key:
