@@ -142,10 +142,8 @@ async def build(
         counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
     tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    live_file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
-    registry = Registry(
-        store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=live_file
-    )
+    file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
+    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=file)
     registry.tell = stories.teller("interaction")
     provisioner = _provisioner(settings, state_dir, providers, clock)
     me = me_of(settings, state_dir, replica_id, clock)
@@ -168,7 +166,7 @@ async def build(
     )
     calls.owners = services.owners
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner))
-    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=live_file)
+    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=file)
     await _take_part(replica, registry)
     return replica
 
