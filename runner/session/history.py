@@ -12,6 +12,7 @@ from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
 from runner.ids import Cursor, format_cursor, parse_cursor
 from runner.rules.fork import origin_of
+from runner.rules.history import overshot
 from runner.rules.pool import Key
 from runner.rules.retention import misses
 from runner.session.port import ReaderCut, ReaderEnded
@@ -154,6 +155,7 @@ class HistoryReader:
         self._log_reader = self._subscribe(of[1] if of is not None else None)
         self._past = self._read_past()
         self._in_past = True
+        self._seam: Cursor | None = self._after
         self._open = True
         if follow:
             session.presence.count += 1
@@ -177,27 +179,61 @@ class HistoryReader:
         return reader
 
     async def _read_past(self) -> AsyncIterator[bytes]:
+        after, told = self._after, b""
         if self._resync:
-            yield resync_line(format_cursor(0, 0), rfc3339(self._session.clock.now_ms()))
+            told = self._resync_from((0, 0))
+        elif await self._saw_what_does_not_count():
+            after = (after[0], 0)
+            self._begin_again(after)
+            told = self._resync_from(after)
         if self._covered:
+            if told:
+                yield told
             return
         await self._session.settle()
-        after = self._after
         more = True
         while more:
             page = await self._store.records(*self._session.key, after, PAGE)
             gone = await self._deleted(after)
             if gone is not None:
-                yield resync_line(format_cursor(*gone), rfc3339(self._session.clock.now_ms()))
-                after = gone
+                told, after = self._resync_from(gone), gone
             due = [row for row in page if after < row.cursor and self._before_ring(row)]
-            lines = [as_event(row) for row in due if self._prompt_id in (None, row.prompt_id)]
-            if lines:
+            # A resync goes out with what follows: who is cut between the two would come back by a cursor it forgot.
+            lines = [told, *(as_event(row) for row in due if self._prompt_id in (None, row.prompt_id))]
+            if any(lines):
+                told = b""
                 yield b"".join(lines)
             if due:
                 after = due[-1].cursor
             more = len(page) == PAGE and self._before_ring(page[-1])
-        self._log_reader.skip_to(max(after, self._after))
+        self._seam = max(after, self._after)
+        self._log_reader.skip_to(self._seam)
+
+    async def _saw_what_does_not_count(self) -> bool:
+        """Whether an owner that was overtaken showed this reader more of an epoch than is kept of it."""
+        epoch, n = self._after
+        if epoch == 0 or epoch == self._session.head.cursor[0]:
+            return False
+        try:
+            await self._session.settle()
+            page = await self._store.records(*self._session.key, (epoch, n - 1), 1)
+            return overshot(self._after, page[0].cursor if page else None, await self._pruned())
+        except (RunnerError, ReaderCut):
+            if not self._covered:
+                raise
+            return False
+
+    async def _pruned(self) -> Cursor | None:
+        return await self._store.pruned_to(*self._session.key)
+
+    def _begin_again(self, after: Cursor) -> None:
+        """Read from the store behind an earlier cursor; all of that epoch comes from there."""
+        behind, base = (after[0] + 1, 0), self._session.log.base_cursor
+        self._covered = False
+        self._until = base if base is None or base > behind else behind
+
+    def _resync_from(self, start: Cursor) -> bytes:
+        return resync_line(format_cursor(*start), rfc3339(self._session.clock.now_ms()))
 
     def _before_ring(self, row: RecordRow) -> bool:
         return self._until is None or row.cursor < self._until
@@ -209,20 +245,35 @@ class HistoryReader:
         """
         if after == (0, 0) or self._prompt_id is not None:
             return None
-        pruned = await self._store.pruned_to(*self._session.key)
+        pruned = await self._pruned()
         return pruned if misses(after, pruned) else None
 
     async def next(self, seconds: float) -> bytes | None:
         """See ``session.port.Reader``."""
-        if self._in_past:
-            try:
+        try:
+            if self._in_past:
                 async for lines in self._past:
                     return lines
-            except RunnerError as error:
-                self._session.presence.cut()
-                raise ReaderCut(f"{UNREADABLE}: {error.message}") from None
-            self._in_past = False
-        return await next_live(self._session, self._log_reader, seconds)
+                self._in_past = False
+            live = await next_live(self._session, self._log_reader, seconds)
+            return await self._seamless(live) if live and self._seam is not None else live
+        except RunnerError as error:
+            self._session.presence.cut()
+            raise ReaderCut(f"{UNREADABLE}: {error.message}") from None
+
+    async def _seamless(self, live: bytes) -> bytes:
+        """The first live lines, behind what the owner before this one wrote since the past was read.
+
+        Whatever counts of an older epoch is in the store when a newer one is shown.
+        """
+        seam, self._seam = self._seam, None
+        if seam is None or seam > self._session.log_since or self._prompt_id is not None:
+            return live
+        first = parse_cursor(orjson.loads(live.partition(b"\n")[0]).get("cursor") or "")
+        if first is None or first[0] == seam[0]:
+            return live
+        rows = await self._store.records(*self._session.key, seam, PAGE)
+        return b"".join(as_event(row) for row in rows if row.cursor < first) + live
 
     @property
     def ended(self) -> bool:

@@ -142,8 +142,13 @@ class Reader:
 
     @property
     def cursor(self) -> str | None:
-        """Of what was told last."""
-        return next((line["cursor"] for line in reversed(self.events) if line.get("cursor")), None)
+        """From where it goes on: what was told last, or up to where it was told to forget."""
+        for line in reversed(self.events):
+            if line.get("cursor"):
+                return str(line["cursor"])
+            if line["type"] == "resync" and "reason" not in line["data"]:
+                return str(line["data"]["from"])
+        return None
 
     async def _read(self, client: Client, session: str) -> None:
         while True:
