@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import RunnerError
-from tests.stream.bed import PROJECT, SESSION, admission, row, rows, stored, until
+from tests.stream.bed import PROJECT, SESSION, admission, ending, row, rows, stored, until
 from tests.stream.test_pipelined import bed
 
 pytestmark = pytest.mark.virtual_time
@@ -55,3 +55,16 @@ async def test_a_stream_of_large_records_is_read_in_parts(monkeypatch: pytest.Mo
         it.stream.unavailable = True
         with pytest.raises(RunnerError):
             await other.caught_up(PROJECT, SESSION)
+
+
+async def test_records_of_a_turn_that_ended_otherwise_are_read_nowhere() -> None:
+    """Their sender learns of it with its own ending, and waits for no worker to set them aside."""
+    async with bed() as it:
+        store = it.store()
+        assert await store.admit(admission())
+        await store.append(rows(3))
+        assert await it.database.end(ending([]))
+        assert not await store.end(ending([row(4)]))
+        assert await stored(store) == []
+        assert store.unconfirmed == 0
+        assert [one.record for _, one in await it.database.quarantined(PROJECT, 10)] == rows(3)

@@ -179,6 +179,10 @@ class PipelinedStore(StoreBehind):
         if ended:
             self._kept.forget(more)
             self._kept.forget(ending.records)
+        else:
+            # Ended already: by this very ending, or otherwise, and then nobody may read them.
+            with suppress(RunnerError):
+                await self._hand_over(more)
         self._own_turns.pop(name, None)
         return ended
 
