@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from runner.cli.main import app
 from runner.errors import CODES
 from runner.metrics import FAMILIES
 from runner.server.routes import ROUTES
@@ -26,18 +26,6 @@ LONG = {"p": "prompt", "s": "session", "i": "interaction", "c": "command"}
 
 def page_id(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def help_of(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from runner.cli.main import main; main()", *words, "--help"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
 
 
 def commands_in_shell_blocks() -> set[tuple[str, ...]]:
@@ -77,8 +65,8 @@ def test_commands_that_are_shown_exist() -> None:
     assert ("serve",) in shown
     assert ("prompt",) in shown
     for words in sorted(shown):
-        told = help_of(*words)
-        assert told.returncode == 0, f"acp-runner {' '.join(words)}: {told.stderr}"
+        told = CliRunner().invoke(app, [*words, "--help"])
+        assert told.exit_code == 0, f"acp-runner {' '.join(words)}: {told.output}"
 
 
 def test_ci_calls_the_commands_of_the_readme() -> None:
