@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from runner.errors import RunnerError
-from runner.leases.live import KEEP_BYTES, READ_ENTRIES, Arrived
+from runner.leases.live import KEEP_BYTES, OLDEST, READ_ENTRIES, Arrived
 from runner.leases.redis import bounded, connect
 
 LIVE: Final = "acp:live:"
@@ -55,13 +55,15 @@ class RedisLiveBus:
         if place:
             pipe.xtrim(key, minid=place, approximate=False)
         pipe.xread({key: place or "0"}, count=self._count, block=max(1, round(seconds * 1000)))
+        pipe.xlen(key)
         # Behind a failure one by one: what was too much at once is not asked for again and again.
         self._count = 1
         replies: list[Any] = await bounded(seconds + self._timeout, pipe.execute)
         self._count = READ_ENTRIES
-        found = replies[-1]
+        *_, found, length = replies
         if not found:
-            return Arrived([], place)
+            # Trimming leaves the entry of the place. Without it the stream began anew, maybe under an earlier clock.
+            return Arrived([], place if length else OLDEST)
         _, entries = found[0] if isinstance(found, list) else next(iter(found.items()))
         return Arrived([fields[b"e"] for _, fields in entries], entries[-1][0].decode())
 
