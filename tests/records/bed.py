@@ -49,6 +49,7 @@ class WorkerProcess:
     ) -> None:
         folder.mkdir()
         self._env = env or {}
+        self.url = ""
         self.log = folder / "worker.log"
         self._command = [sys.executable, "-m", module, "worker", "--state-dir", str(folder), "--config", str(config)]
         self._command += options
@@ -69,7 +70,9 @@ class WorkerProcess:
             raise AssertionError(f"no ready line in {SECONDS} s\n{self.said()}")
         line = self._process.stdout.readline()
         assert line, self.said()
-        assert json.loads(line)["ready"] is True
+        ready = json.loads(line)
+        assert ready["ready"] is True
+        self.url = ready.get("url", "")
 
     def said(self) -> str:
         """Its stderr so far."""
@@ -223,7 +226,7 @@ class Fleet:
                 redis=redis.url, max_deliveries=max_deliveries, reclaim_idle_seconds=reclaim_idle_seconds
             )
             member.config.write_text(member.config.read_text() + more)
-        self.worker = WorkerProcess(folder / "worker", self.cluster.a.config, module=module, env=env)
+        self.worker = WorkerProcess(folder / "worker", self.cluster.a.config, "--port", "0", module=module, env=env)
         self.readers: list[Reader] = []
         self._stack = AsyncExitStack()
         self._clients: dict[str, Client] = {}

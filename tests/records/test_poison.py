@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import ClientSession
 
 from runner.client import Client
 from runner.store.port import Admission
@@ -21,7 +22,8 @@ from tests.e2e.server import until
 from tests.postgres_server import PostgresServer
 from tests.records.bed import Fleet
 from tests.redis_server import RedisServer
-from tests.replicas.bed import until_async
+from tests.replicas.bed import TOKEN, until_async
+from tests.server.scraped import scrape
 from tests.stream.bed import admission, row
 
 PROJECT = "default"
@@ -92,11 +94,15 @@ async def test_one_poisoned_row_among_a_thousand(fleet: Fleet, how: str) -> None
     else:
         assert base64.b64decode(item["data"]["base64"]) == payload
     for client in fleet.clients:
-        told = await all_records(client, poisoned.session_id)
-        assert [(one["record_id"], one["data"]) for one in told] == [
+        found = await all_records(client, poisoned.session_id)
+        assert [(one["record_id"], one["data"]) for one in found] == [
             (one.record_id, orjson.loads(one.data)) for one in records
         ]
     await until(lambda: fleet.pending() == fleet.in_stream() == 0, "nothing is in the stream")
+    async with ClientSession(fleet.worker.url, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        now = await scrape(http)
+    told = {result: now.of("worker_entries_total", result=result) for result in ("written", "undeliverable", "lost")}
+    assert told == {"written": ROWS - 1, "undeliverable": 1, "lost": 0}
     await asyncio.to_thread(fleet.worker.stop)
     said = fleet.worker.said().splitlines()
     assert any("ERROR" in line and "given up after 3 deliveries; it is in quarantine" in line for line in said), said
