@@ -347,7 +347,8 @@ class World:
             assert row.answer == "accepted", f"the next message of {session_id} was {row.answer}"
             assert row.result is not None
             if not row.result["ok"]:
-                assert row.result["error"]["code"] == "provider_at_capacity", row.result
+                # A client may give a cold start less time than it takes.
+                assert row.result["error"]["code"] in ("provider_at_capacity", "limit_total"), row.result
                 waiting.append(session_id)
             await asyncio.sleep(20)
         assert not waiting, f"no seat for {waiting}"
