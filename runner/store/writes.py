@@ -111,8 +111,7 @@ def ending(guarded: Sequence[Run], records: Sequence[RecordRow], at: int) -> Wor
     def work() -> Steps[bool]:
         written = yield from _together(guarded, guarded=True)
         if written and records and (yield Attempt(INSERT_RECORD, list(records))) is not None:
-            for row in records:
-                yield from _insert_or_set_aside(row, at)
+            yield from _insert_or_set_aside(records, at)
         return written
 
     return work
@@ -174,13 +173,21 @@ def _together(statements: Sequence[Run], *, guarded: bool = False) -> Steps[bool
     return True
 
 
-def _insert_or_set_aside(row: RecordRow, at: int) -> Steps[None]:
-    for statement in (INSERT_RECORD, SET_ASIDE):
-        parameters = row if statement is INSERT_RECORD else rows.quarantine_parameters(row, rows.REFUSED, at)
-        error: RunnerError | None = yield Attempt(statement, [parameters])
-        if error is None:
-            return
+def _insert_or_set_aside(records: Sequence[RecordRow], at: int) -> Steps[None]:
+    """Row by row; what is refused goes last, for a record that is stored after all is not set aside."""
+    refused = []
+    for row in records:
+        if (yield from _refused(row, INSERT_RECORD, row)):
+            refused.append(row)
+    for row in refused:
+        yield from _refused(row, SET_ASIDE, rows.quarantine_parameters(row, rows.REFUSED, at))
+
+
+def _refused(row: RecordRow, statement: str, parameters: rows.Parameters) -> Steps[bool]:
+    error: RunnerError | None = yield Attempt(statement, [parameters])
+    if error is not None:
         log.error("record %s (%s) of session %s: %s", row.record_id, row.type, row.session_id, error.message)
+    return error is not None
 
 
 def _late(records: Sequence[RecordRow]) -> Steps[dict[int, Late]]:
