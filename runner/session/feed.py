@@ -15,13 +15,13 @@ from runner.errors import RunnerError
 from runner.ids import format_cursor
 from runner.rules import feed
 from runner.rules.feed import Position
-from runner.session.history import UNREADABLE
+from runner.session.history import UNREADABLE, next_of
 from runner.session.outage import Outage
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.store.port import FeedRow, Store
 from runner.tasks import Tasks
 from runner.terms import EventType
-from runner.turn.log import Chunk, LogCut, LogEnded, SessionLog
+from runner.turn.log import Chunk, SessionLog
 from runner.wire.codec import event_line, feed_line, ping_line, to_json
 
 log = logging.getLogger("runner.session")
@@ -219,12 +219,7 @@ class FeedReader:
             self._in_past = False
         if self._live is None:
             raise ReaderEnded
-        try:
-            return await self._live.next(seconds)
-        except LogEnded:
-            raise ReaderEnded from None
-        except LogCut as cut:
-            raise ReaderCut(str(cut)) from None
+        return await next_of(self._live, seconds)
 
     @property
     def ended(self) -> bool:

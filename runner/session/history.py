@@ -112,15 +112,23 @@ class Source(Protocol):
         ...
 
 
-async def next_live(session: Source, reader: LogReader, seconds: float) -> bytes | None:
-    """What a reader of the live log gets next, as ``session.port.Reader`` says."""
+async def next_of(reader: LogReader, seconds: float) -> bytes | None:
+    """What a reader of a log gets next, as ``session.port.Reader`` says."""
     try:
         return await reader.next(seconds)
     except LogEnded:
         raise ReaderEnded from None
     except LogCut as cut:
-        session.presence.cut()
         raise ReaderCut(str(cut)) from None
+
+
+async def next_live(session: Source, reader: LogReader, seconds: float) -> bytes | None:
+    """``next_of`` the live log of a session, whose readers are counted."""
+    try:
+        return await next_of(reader, seconds)
+    except ReaderCut:
+        session.presence.cut()
+        raise
 
 
 class HistoryReader:

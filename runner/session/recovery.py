@@ -17,7 +17,7 @@ from runner.errors import RunnerError
 from runner.ids import outside_of, parse_cursor, record_id
 from runner.rules.pool import Key
 from runner.rules.recovered import BLOCKS, Recovered, Shown, Stored
-from runner.rules.unfinished import READ, unfinished
+from runner.rules.unfinished import READ, Unfinished
 from runner.session.ending import result_outside_of_turns
 from runner.session.history import pages
 from runner.store.one_by_one import one_by_one
@@ -147,20 +147,20 @@ async def _prepare(store: Store, key: Key, epochs: Mapping[int, _Epoch]) -> bool
                 found.wanted.add(turn_id)
     whole = any(found.wanted for found in epochs.values())
     stored = {epoch: Stored() for epoch in epochs}
-    told: list[tuple[str, dict[str, Any]]] = []
+    open_now = Unfinished()
     tools_of: dict[int, Mapping[str, Mapping[str, Any]]] = {}
     async for rows in pages(store, key, None if whole else (min(epochs), 0)):
         for row in rows:
-            if row.epoch in stored:
+            wanted, tells = row.epoch in stored, whole and row.type in READ
+            data = orjson.loads(row.data) if wanted or tells else {}
+            if wanted:
                 if row.epoch not in tools_of:
-                    tools_of[row.epoch] = unfinished(told).tools
-                data = orjson.loads(row.data)
+                    tools_of[row.epoch] = dict(open_now.tools)
                 stored[row.epoch].take(Shown(row.n, row.turn_id, row.prompt_id, row.type, data, row.at, True))
-            if whole and row.type in READ:
-                told.append((row.type, orjson.loads(row.data)))
-    left = unfinished(told).tools
+            if tells:
+                open_now.see(row.type, data)
     for epoch, found in epochs.items():
-        stored[epoch].tools = tools_of.get(epoch, left)
+        stored[epoch].tools = tools_of.get(epoch, open_now.tools)
         found.fold = Recovered(epoch, stored[epoch])
     return True
 
