@@ -12,6 +12,12 @@ ID_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 CURSOR_PATTERN: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})\Z")
 
 
+Key = tuple[str, str]
+"""(project, session_id)."""
+Cursor = tuple[int, int]
+"""(epoch, n), written ``<epoch>.<n>``."""
+
+
 class Ids:
     """Mints identifiers such as ``turn_5f0c…`` from ``entropy(n) -> n bytes`` (``os.urandom`` by default)."""
 
@@ -44,7 +50,7 @@ def format_cursor(epoch: int, n: int) -> str:
     return f"{epoch}.{n}"
 
 
-def parse_cursor(text: str) -> tuple[int, int] | None:
+def parse_cursor(text: str) -> Cursor | None:
     """``(epoch, n)`` of a cursor, or None when ``text`` is not one."""
     if CURSOR_PATTERN.match(text) is None:
         return None

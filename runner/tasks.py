@@ -7,6 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from runner.errors import RunnerError
+
 T = TypeVar("T")
 log = logging.getLogger("runner.tasks")
 
@@ -14,7 +16,8 @@ log = logging.getLogger("runner.tasks")
 class Tasks:
     """Owner of named background tasks.
 
-    An exception that ends a task is logged with the task's name; it never vanishes and never stops the owner.
+    An exception that ends a task is logged with the task's name; it never vanishes and never stops the owner. One that
+    says "try again" is told without its traceback.
     """
 
     def __init__(self, owner: str) -> None:
@@ -30,8 +33,11 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._live.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("task %s ended with an error", task.get_name(), exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, RunnerError) and error.retryable:
+            log.warning("task %s ended: %s", task.get_name(), error.message)
+        elif error is not None:
+            log.error("task %s ended with an error", task.get_name(), exc_info=error)
 
     def __len__(self) -> int:
         return len(self._live)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(os.environ.get("ACP_RUNNER_SIMULATED_TREE", Path(__file__).resolve().parent.parent))
-MUTANTS: Final = ROOT / "tests" / "mutants" / "session_control"
 ENOUGH: Final = 2000
 """Seeds after which every transition of every table has to be visited."""
 MUTANT_SEEDS: Final = 2000
 CHUNK: Final = 50
 sys.path.insert(0, str(ROOT))
 
+from tests.mutants.patches import copied, patches  # noqa: E402
 from tests.simulation.run import Run, run_seed  # noqa: E402
 from tests.simulation.visited import Visited  # noqa: E402
 
@@ -84,10 +83,9 @@ def show(run: Run, file: Path | None) -> int:
 def mutants() -> int:
     """Apply each patch to a copy of the tree; the simulation has to find a fault in it."""
     survivors = []
-    for patch in sorted(MUTANTS.glob("*.patch")):
+    for patch in patches("session_control"):
         with tempfile.TemporaryDirectory() as folder:
-            tree = copy_tree(Path(folder))
-            subprocess.run(["git", "apply", str(patch)], cwd=tree, check=True)
+            tree = copied(Path(folder), patch)
             command = [sys.executable, str(Path(__file__).resolve()), "--seeds", str(MUTANT_SEEDS)]
             environment = {**os.environ, "ACP_RUNNER_SIMULATED_TREE": str(tree), "PYTHONPATH": str(tree)}
             ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
@@ -98,14 +96,6 @@ def mutants() -> int:
     if survivors:
         print(f"not found in {MUTANT_SEEDS} seeds: {', '.join(survivors)}")
     return 1 if survivors else 0
-
-
-def copy_tree(folder: Path) -> Path:
-    """What the simulation imports, in a place of its own."""
-    tree = folder / "tree"
-    for name in ("runner", "tests", "sandboxes", "patches"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tree
 
 
 if __name__ == "__main__":

@@ -12,16 +12,15 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.private_server import PrivateServer
 
 INSTALL = "PostgreSQL is missing; install it:  apt-get install postgresql"
 START_SECONDS = 30.0
@@ -39,28 +38,19 @@ OPTIONS = {
 }
 
 
-# The server is told of the end of the thread that started it: that thread is there as long as the test run.
-_SPAWNER = ThreadPoolExecutor(1)
+class PostgresServer(PrivateServer):
+    """One PostgreSQL cluster, without fsync; it keeps its data over a restart."""
 
-
-class PostgresServer:
-    """One PostgreSQL cluster on a free port of 127.0.0.1, without fsync; it keeps its port and data over a restart."""
+    name = "PostgreSQL"
+    start_seconds = START_SECONDS
 
     def __init__(self) -> None:
         self._programs = _programs()
-        self._directory = Path(tempfile.mkdtemp(prefix="acp-postgres-"))
+        super().__init__()
         self._data = self._directory / "data"
         self.password = secrets.token_hex(8)
-        self._process: subprocess.Popen[bytes] | None = None
         self._made = 0
-        self.port = 0
         self._initialise()
-
-    @property
-    def pid(self) -> int:
-        """Of the running server's first process."""
-        assert self._process is not None, "the server is not started"
-        return self._process.pid
 
     @property
     def database(self) -> str:
@@ -86,22 +76,6 @@ class PostgresServer:
         options = ["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", text]
         return _run([self._program("psql"), *options, self.url(database)]).strip()
 
-    def start(self) -> None:
-        """Start it and wait until it answers; on another free port when somebody was faster, unless it had one."""
-        assert self._process is None, "the server runs already"
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            port = self.port or _free_port()
-            self._process = self._spawn(port)
-            while self._process.poll() is None:
-                if self._answers(port):
-                    self.port = port
-                    return
-                assert time.monotonic() < deadline, self._log()
-                time.sleep(0.02)
-            self._process = None
-            assert time.monotonic() < deadline, self._log()
-
     def kill(self) -> None:
         """SIGKILL of every process: connections break, the port is closed; what was committed is there afterwards."""
         family = self._family()
@@ -115,12 +89,6 @@ class PostgresServer:
         while any(_lives(pid) for pid in family):
             assert time.monotonic() < deadline, "a process of the server does not die"
             time.sleep(0.005)
-
-    def restart(self) -> None:
-        """Kill it if it runs and start it on the same port with what it had committed."""
-        if self._process is not None:
-            self.kill()
-        self.start()
 
     def stop(self) -> None:
         """SIGSTOP of every process: connections stay open and take bytes, nobody answers (a black hole)."""
@@ -136,19 +104,6 @@ class PostgresServer:
         """End every connection from the server's side, as an administrator does."""
         self.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 'acp%'")
 
-    def ready(self) -> None:
-        """Awake, whatever happened to it before."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = None
-            self.start()
-        self.cont()
-
-    def close(self) -> None:
-        """Kill it and remove its directory."""
-        if self._process is not None:
-            self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def _initialise(self) -> None:
         secret = self._directory / "password"
         secret.write_text(self.password)
@@ -163,12 +118,9 @@ class PostgresServer:
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         words = [word for name, value in {**OPTIONS, "port": str(port)}.items() for word in ("-c", f"{name}={value}")]
-        # A test run that is killed leaves no server behind.
-        guard = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
-        command = [*guard, self._program("postgres"), "-D", str(self._data), *words]
+        command = [self._program("postgres"), "-D", str(self._data), *words]
         with (self._directory / "log").open("ab") as log:
-            inside: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **self._as_nobody()}
-            return _SPAWNER.submit(lambda: subprocess.Popen(command, start_new_session=True, **inside)).result()
+            return self._guarded(command, stdout=log, stderr=log, start_new_session=True, **self._as_nobody())
 
     def _answers(self, port: int) -> bool:
         command = [self._program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
@@ -185,10 +137,6 @@ class PostgresServer:
         """The server's processes, the first one first."""
         processes = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
         return [self.pid, *(pid for pid in processes if _stat(pid)[1:2] == [str(self.pid)])]
-
-    def _log(self) -> str:
-        log = self._directory / "log"
-        return f"PostgreSQL does not answer:\n{log.read_text() if log.exists() else '(no log)'}"
 
 
 def _programs() -> Path:
@@ -230,12 +178,6 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -11,68 +11,40 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+
+from tests.private_server import PrivateServer
 
 INSTALL = "redis-server is missing; install it:  apt-get install redis-server"
 START_SECONDS = 10.0
 
 
-class RedisServer:
-    """One ``redis-server`` on a free port of 127.0.0.1, without persistence; it keeps its port over a restart."""
+class RedisServer(PrivateServer):
+    """One ``redis-server``, without persistence: it is empty after a restart."""
+
+    name = "redis-server"
+    start_seconds = START_SECONDS
 
     def __init__(self) -> None:
         program = shutil.which("redis-server")
         if program is None:
             pytest.fail(INSTALL, pytrace=False)
+        super().__init__()
         self._program = program
-        self._directory = Path(tempfile.mkdtemp(prefix="acp-redis-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
 
     @property
     def url(self) -> str:
         """``redis://127.0.0.1:<port>/0``."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    @property
-    def pid(self) -> int:
-        """Of the running process."""
-        assert self._process is not None, "the server is not started"
-        return self._process.pid
-
-    def start(self) -> None:
-        """Start it and wait until it answers; on another free port when somebody was faster, unless it had one."""
-        assert self._process is None, "the server runs already"
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            port = self.port or _free_port()
-            self._process = self._spawn(port)
-            while self._process.poll() is None:
-                if _answers(port):
-                    self.port = port
-                    return
-                assert time.monotonic() < deadline, self._log()
-                time.sleep(0.01)
-            self._process = None
-            assert time.monotonic() < deadline, self._log()
-
     def kill(self) -> None:
         """SIGKILL: the port is closed, everything is forgotten."""
         assert self._process is not None, "the server is not started"
         self._process.kill()
-        self._process.wait(START_SECONDS)
+        self._process.wait(self.start_seconds)
         self._process = None
-
-    def restart(self) -> None:
-        """Kill it if it runs and start it empty on the same port."""
-        if self._process is not None:
-            self.kill()
-        self.start()
 
     def stop(self) -> None:
         """SIGSTOP: connections stay open and take bytes, nobody answers (a black hole)."""
@@ -93,17 +65,8 @@ class RedisServer:
 
     def ready(self) -> None:
         """Awake and empty, whatever happened to it before."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = None
-            self.start()
-        self.cont()
+        super().ready()
         self.flush()
-
-    def close(self) -> None:
-        """Kill it and remove its directory."""
-        if self._process is not None:
-            self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         options = {
@@ -116,19 +79,13 @@ class RedisServer:
             "daemonize": "no",
         }
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
-        # A test run that is killed leaves no server behind.
-        guard = [setpriv, "--pdeathsig", "KILL"] if (setpriv := shutil.which("setpriv")) else []
-        return subprocess.Popen([*guard, self._program, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        return self._guarded([self._program, *words], stdout=subprocess.DEVNULL)
 
-    def _log(self) -> str:
-        log = self._directory / "log"
-        return f"redis-server does not answer:\n{log.read_text() if log.exists() else '(no log)'}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    def _answers(self, port: int) -> bool:
+        try:
+            return _ask(port, "PING") == b"+PONG\r\n"
+        except OSError:
+            return False
 
 
 def _ask(port: int, *words: str | float) -> bytes:
@@ -137,13 +94,6 @@ def _ask(port: int, *words: str | float) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=START_SECONDS) as link:
         link.sendall(frame)
         return link.recv(65536)
-
-
-def _answers(port: int) -> bool:
-    try:
-        return _ask(port, "PING") == b"+PONG\r\n"
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="session")

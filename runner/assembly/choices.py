@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,20 +11,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from runner.assembly import gauges
 from runner.clock import Clock
 from runner.config import Settings
+from runner.config.model import POSTGRESQL
 from runner.errors import RunnerError
 from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import LeasePlane, ReplicaInfo
+from runner.metrics import Metrics
 from runner.sandbox.statelock import state_dir_of
+from runner.store.counted import CountedStore
 from runner.store.port import Store
 from runner.store.sqlite import SqliteStore
-from runner.store.stream.port import RecordStream
+from runner.store.stream.port import TIMEOUT_SECONDS, RecordStream
 
 log = logging.getLogger("runner")
 SQLITE: Final = "sqlite:///"
-POSTGRESQL: Final = ("postgresql://", "postgres://")
 SPOOL: Final = "spool.sqlite3"
 STORE_FILE: Final = "store.sqlite3"
 
@@ -65,6 +69,29 @@ def open_plane(settings: Settings, clock: Clock, store: Store, *, gateway: bool)
     )
 
 
+async def look_at_plane(settings: Settings) -> str:
+    """Who is found at the lease plane of ``[leases] url``, for people.
+
+    Raises:
+        RunnerError: ``plane_unavailable``, ``invalid_request``.
+    """
+    lease = settings.leases
+    if is_http(settings):
+        from runner.leases.http import HttpLeasePlane
+
+        plane: LeasePlane = HttpLeasePlane(lease.url, runner_tokens(settings), seconds=lease.beat_timeout_seconds)
+    else:
+        from runner.leases.redis import RedisLeasePlane
+
+        seconds, longest = lease.lease_seconds, lease.beat_timeout_seconds
+        plane = RedisLeasePlane(lease.url, lease_seconds=seconds, timeout_seconds=longest)
+    try:
+        there = await plane.replicas()
+    finally:
+        await plane.close()
+    return f"the plane is reached; runners there: {len(there)}"
+
+
 def open_live(settings: Settings) -> LiveBus | None:
     """The live bus beside the lease plane: where that is a Redis, the same one; None where there is none.
 
@@ -93,18 +120,20 @@ class Spooling:
     on_rejected: Callable[[str, str, str], None]
 
 
-async def open_database(settings: Settings, known_id: str = "") -> Store:
+async def open_database(settings: Settings, known_id: str = "", metrics: Metrics | None = None) -> Store:
     """The shared store of ``[store] url`` itself: nothing waits before it.
 
-    ``known_id``: the store's id of an earlier start; with it an unreachable server is no obstacle.
+    ``known_id``: the store's id of an earlier start; with it an unreachable server is no obstacle. ``metrics``: counts
+    what is written and what fails.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
     if is_postgresql(settings):
         store: Store = await postgres().PostgresStore.open(settings.store.url, known_id=known_id)
-        return store
-    return await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+    else:
+        store = await SqliteStore.open(Path(settings.store.url.removeprefix(SQLITE)))
+    return CountedStore(store, metrics or Metrics())
 
 
 async def look_at_database(settings: Settings) -> str:
@@ -130,7 +159,8 @@ def postgres(name: str = "store") -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "asyncpg":
             raise
-        text = "[store] url names a PostgreSQL, which needs the package asyncpg: pip install 'acp-runner[postgres]'"
+        install = f"{sys.executable} -m pip install 'acp-runner[postgres]'"
+        text = f"[store] url names a PostgreSQL, which needs the package asyncpg: {install}"
         raise RunnerError("invalid_request", text, field="store.url") from None
 
 
@@ -140,7 +170,7 @@ def open_stream(settings: Settings, timeout_seconds: float | None = None) -> Rec
     Raises:
         RunnerError: ``invalid_request``: a package that it needs is missing, or the URL cannot be read.
     """
-    from runner.store.stream.redis import TIMEOUT_SECONDS, RedisRecordStream
+    from runner.store.stream.redis import RedisRecordStream
 
     records, seconds = settings.records, timeout_seconds or TIMEOUT_SECONDS
     return RedisRecordStream(records.stream, max_entries=records.stream_entries, timeout_seconds=seconds)
@@ -160,7 +190,7 @@ async def look_at_stream(settings: Settings) -> str:
     return f"it is reached; {seen.length} records wait there, {seen.pending} of them are delivered to a worker"
 
 
-def piped(settings: Settings, store: Store, *, gateway: bool) -> Store:
+def piped(settings: Settings, store: Store, metrics: Metrics, *, gateway: bool) -> Store:
     """A store whose records travel by the stream, where there is one.
 
     A plane writes them itself: a turn's records may come by several planes, and its ending has to know them all.
@@ -169,27 +199,29 @@ def piped(settings: Settings, store: Store, *, gateway: bool) -> Store:
         return store
     from runner.store.stream.pipelined import PipelinedStore
 
-    return PipelinedStore(store, open_stream(settings))
+    made = PipelinedStore(store, open_stream(settings))
+    gauges.read_stream(metrics, made)
+    return made
 
 
 async def open_store(
-    settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling, *, gateway: bool = False
+    settings: Settings, state_dir: Path, clock: Clock, spooling: Spooling, metrics: Metrics, *, gateway: bool = False
 ) -> Store:
-    """The store of ``[store] url``; ``spooling`` is asked where that is a remote one.
+    """The store of ``[store] url``; ``spooling`` is asked where that is a remote one, ``metrics`` counts.
 
     Raises:
         RunnerError: ``store_unavailable``, ``invalid_request``.
     """
     if settings.store.url and not is_postgresql(settings):
-        return piped(settings, await open_database(settings), gateway=gateway)
+        return piped(settings, await open_database(settings, metrics=metrics), metrics, gateway=gateway)
     if not settings.store.url and not is_http(settings):
-        return await SqliteStore.open(state_dir / STORE_FILE, upgrade=True)
+        return CountedStore(await SqliteStore.open(state_dir / STORE_FILE, upgrade=True), metrics)
     from runner.store.spool import SpooledStore
 
     spool = state_dir / SPOOL
-    remote = await _open_remote(settings, await SpooledStore.known_id(spool), gateway=gateway)
+    remote = await _open_remote(settings, await SpooledStore.known_id(spool), metrics, gateway=gateway)
     try:
-        return await SpooledStore.open(
+        spooled = await SpooledStore.open(
             remote,
             spool,
             clock,
@@ -200,14 +232,16 @@ async def open_store(
     except BaseException:
         await remote.close()
         raise
+    gauges.read_spool(metrics, spooled)
+    return spooled
 
 
-async def _open_remote(settings: Settings, known_id: str, *, gateway: bool) -> Store:
+async def _open_remote(settings: Settings, known_id: str, metrics: Metrics, *, gateway: bool) -> Store:
     if settings.store.url:
-        return piped(settings, await open_database(settings, known_id), gateway=gateway)
+        return piped(settings, await open_database(settings, known_id, metrics), metrics, gateway=gateway)
     from runner.store.http import HttpStore
 
-    return await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id)
+    return CountedStore(await HttpStore.open(settings.leases.url, runner_tokens(settings), known_id=known_id), metrics)
 
 
 async def hand_in_spool(dead: ReplicaInfo, store: Store, clock: Clock) -> None:

@@ -39,8 +39,10 @@ async def handed_in(dead: ReplicaInfo, store: Store, clock: Clock) -> AsyncItera
         yield
 
 
-async def end_leftovers(store: Store, clock: Clock, live_dir: Path | None) -> None:
+async def end_leftovers(store: Store, clock: Clock, live_dir: Path | None) -> int:
     """End every turn that has no ending, behind what its replica had shown of it; nobody else uses the store.
+
+    How many turns those were.
 
     Raises:
         RunnerError: ``store_unavailable``.
@@ -52,3 +54,4 @@ async def end_leftovers(store: Store, clock: Clock, live_dir: Path | None) -> No
         lost = await reconcile(store, clock)
     if lost:
         log.warning("%d turns of an earlier runner were ended as lost", lost)
+    return lost

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
-from runner.assembly import sandboxes
+from runner.assembly import gauges, sandboxes
 from runner.assembly.choices import is_http
 from runner.assembly.isolating import isolation_of
 from runner.assembly.leftovers import end_leftovers, handed_in
@@ -21,10 +21,11 @@ from runner.config import Settings
 from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
 from runner.ids import Ids
-from runner.leases.heartbeat import Heartbeats
+from runner.leases.heartbeat import LAPSED, Heartbeats
 from runner.leases.live import LiveBus
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import BeatAnswer, LeasePlane, ReplicaInfo
+from runner.metrics import LEASES_LOST, Metrics
 from runner.pool.pool import Pool
 from runner.resources import resource_path
 from runner.rules.pool import Book
@@ -34,15 +35,16 @@ from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.isolation import NOTHING, Isolation
 from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
+from runner.session import counting
 from runner.session.coordinator import Coordinator
-from runner.session.endings import Endings
 from runner.session.mirror import Mirrors
+from runner.session.missing_endings import MissingEndings
+from runner.session.outlets import Outlets
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
 from runner.session.registry import Registry
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.session.shown import Shown
 from runner.session.sweep import Job, Sweep
 from runner.store.port import Store
 from runner.store.retention import Retention
@@ -68,7 +70,7 @@ class Replica:
     live: LiveBus | None = None
     mirrors: Mirrors | None = None
     """What is followed here of other replicas, where a live bus is there."""
-    shown: LiveFile | None = None
+    live_file: LiveFile | None = None
     """What it showed and the store does not have yet."""
 
     def reachable_at(self, url: str) -> None:
@@ -92,8 +94,8 @@ class Replica:
         if not await self.services.pool.close(TEARDOWN_SECONDS):
             log.error("some sandboxes could not be proven gone")
         await self.services.tasks.close()
-        if self.shown is not None:
-            self.shown.close()
+        if self.live_file is not None:
+            self.live_file.close()
         await self.services.beats.close()
         try:
             async with asyncio.timeout(self.settings.leases.beat_timeout_seconds):
@@ -122,6 +124,7 @@ async def build(
     live: LiveBus | None = None,
     live_dir: Path | None = None,
     isolation: Isolation | None = None,
+    metrics: Metrics | None = None,
 ) -> Replica:
     """A replica that is ready to admit turns.
 
@@ -132,21 +135,20 @@ async def build(
         live: what followers at other replicas see by; None: they ask this one over HTTP.
         live_dir: where what is shown survives a kill of the process; None: nowhere.
         isolation: of local cells; None: what the settings ask for.
+        metrics: counts; those of the store, where somebody reads them.
     """
-    clock = clock or SystemClock()
-    plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
+    clock, metrics = clock or SystemClock(), metrics or Metrics()
+    plane = plane or MemoryLeasePlane(clock, settings.leases.lease_seconds)
     if providers is None:
         isolation = isolation or await isolation_of(settings)
         providers = sandboxes.all_of(settings, state_dir, store, replica_id, clock, isolation)
     if not plane.shared:
-        await end_leftovers(store, clock, live_dir)
-    tasks, calls, stories = Tasks("sessions"), _Calls(), Stories(clock.now_ms)
+        counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
+    tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
     pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
-    shown = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir is not None else None
-    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, shown=shown)
-    registry.tell = stories.teller("interaction")
+    file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir else None
+    registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=file)
     provisioner = _provisioner(settings, state_dir, providers, clock)
-    me = me_of(settings, state_dir, replica_id, clock)
     services = Services(
         replica_id=replica_id,
         clock=clock,
@@ -158,37 +160,40 @@ async def build(
         settings=settings,
         tasks=tasks,
         stories=stories,
+        metrics=metrics,
         windows={name: windows_of(settings, name) for name in providers},
         on_paused=calls.paused,
-        owners=_owners(settings, me, plane, store, clock, registry, proven_dead or proven_by_lock),
+        owners=_owners(settings, state_dir, replica_id, plane, store, clock, registry, proven_dead, metrics),
         reload=registry.reload,
     )
     calls.owners = services.owners
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner, isolation))
-    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, shown=shown)
-    await _take_part(replica, registry)
-    return replica
+    replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=file)
+    return await _take_part(replica, registry)
 
 
 def _owners(
     settings: Settings,
-    me: ReplicaInfo,
+    state_dir: Path,
+    replica_id: str,
     plane: LeasePlane,
     store: Store,
     clock: Clock,
     registry: Registry,
-    proven_dead: Callable[[ReplicaInfo], bool],
+    proven_dead: Callable[[ReplicaInfo], bool] | None,
+    metrics: Metrics,
 ) -> Owners:
     return Owners(
-        me,
+        me_of(settings, state_dir, replica_id, clock),
         plane,
         store,
         clock,
         holds=registry.holds,
-        proven_dead=proven_dead,
+        proven_dead=proven_dead or proven_by_lock,
         hand_in=lambda dead: handed_in(dead, store, clock),
         lost_after_seconds=settings.records.lost_after_seconds,
         answer_seconds=settings.leases.beat_timeout_seconds,
+        on_lost=lambda: counting.turns_lost(metrics, 1),
     )
 
 
@@ -197,7 +202,7 @@ def _join(replica: Replica, registry: Registry) -> None:
     if replica.live is None:
         return
     services, server = replica.services, replica.settings.server
-    replica.coordinator.shown = Shown(services, registry, replica.live)
+    replica.coordinator.outlets = Outlets(services, registry, replica.live)
     replica.mirrors = Mirrors(
         services.replica_id,
         replica.live,
@@ -211,14 +216,18 @@ def _join(replica: Replica, registry: Registry) -> None:
     replica.mirrors.start()
 
 
-async def _take_part(replica: Replica, registry: Registry) -> None:
-    """Start what a replica does by itself, and be known to the others."""
+async def _take_part(replica: Replica, registry: Registry) -> Replica:
+    """The replica, known to the others, and with what it does by itself started."""
+    registry.tell = replica.services.stories.teller("interaction")
     _join(replica, registry)
+    gauges.read_replica(replica.services.metrics, replica.coordinator, registry, replica.services.pool)
+    if replica.live_file is not None:
+        gauges.read_live_file(replica.services.metrics, replica.live_file)
     services, commands = replica.services, replica.coordinator.commands
     expiry, revive = replica.coordinator.expiry, replica.coordinator.revive
     jobs: dict[str, Job] = {"commands": commands.sweep, "questions": expiry.expire_due, "queued prompts": revive}
     store, clock, days = services.store, services.clock, replica.settings.records.retention_days
-    jobs["endings"] = Endings(store, clock, services.owners, registry.written_here).sweep
+    jobs["endings"] = MissingEndings(store, clock, services.owners, registry.written_here).sweep
     remote = replica.providers.get("daytona")
     if isinstance(remote, DaytonaProvider):
         jobs["remote sandboxes"] = sandboxes.Reaper(remote, store, clock).sweep
@@ -234,8 +243,11 @@ async def _take_part(replica: Replica, registry: Registry) -> None:
     services.tasks.spawn("sweep", Sweep(replica.plane, replica.replica_id, jobs).run())
     if days > 0 and not is_http(replica.settings):
         # Of a plane's store it is the plane's own settings that say what goes; another lease, for others keep all.
-        old: dict[str, Job] = {"retention": Retention(store, clock, days)}
+        retention = Retention(store, clock, days)
+        gauges.read_retention(services.metrics, retention)
+        old: dict[str, Job] = {"retention": retention}
         services.tasks.spawn("retention", Sweep(replica.plane, replica.replica_id, old, lease="retention").run())
+    return replica
 
 
 async def _at_boot(job: Job) -> None:
@@ -252,10 +264,14 @@ class _Calls:
     coordinator: Coordinator
     owners: Owners
 
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+
     def has_rivals(self) -> bool:
         return self.owners.rivals
 
     def lease_lost(self, turn_id: str, answer: BeatAnswer) -> None:
+        self.metrics.add(LEASES_LOST, "lapsed" if answer is LAPSED else "taken")
         self.coordinator.lease_lost(turn_id, answer)
 
     def commands_due(self, project: str, session_id: str, commands: tuple[dict[str, Any], ...]) -> None:
@@ -282,6 +298,7 @@ def _heartbeats(settings: Settings, plane: LeasePlane, clock: Clock, calls: _Cal
         on_commands=calls.commands_due,
         rivals=calls.has_rivals,
         tell=stories.teller("lease"),
+        metrics=calls.metrics,
     )
 
 

@@ -24,6 +24,7 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.heartbeat import LAPSED
 from runner.leases.port import ReplicaInfo
+from runner.metrics import Metrics
 from runner.sandbox.isolation import Isolation
 from runner.sandbox.statelock import StateLock, lock_of, reap_leftovers
 from runner.server.app import Application, build_app, start_site, stop_site
@@ -36,11 +37,11 @@ BURY_SECONDS: Final = 5.0
 
 
 def access_tokens(
-    settings: Settings, state_dir: Path, host: str, isolation: Isolation | None
-) -> tuple[list[AccessToken], bool]:
-    """The configured tokens, or the state directory's own; the flag says whether it is the latter.
+    settings: Settings, state_dir: Path, host: str, isolation: Isolation | None = None
+) -> list[AccessToken]:
+    """The configured tokens, or the state directory's own.
 
-    ``isolation``: of the cells here; None for a plane, which has none.
+    ``isolation``: of the cells here; None for a server that runs no agent (a plane, a worker).
 
     Raises:
         RunnerError: ``invalid_request``: a bind beyond loopback without tokens, or a set-up that this isolation
@@ -54,12 +55,13 @@ def access_tokens(
     if isolation is not None:
         require(settings, isolation, projects=projects, beyond_loopback=not is_loopback(host))
     if listed:
-        return listed, False
+        return listed
     if not is_loopback(host):
         raise RunnerError(
             "invalid_request", "Without [[auth.tokens]] the server only binds loopback.", field="server.host"
         )
-    return [AccessToken(own_token(state_dir), "default", ALL_BUT_RUNNER)], True
+    log.info("token in %s", state_dir / "token")
+    return [AccessToken(own_token(state_dir), "default", ALL_BUT_RUNNER)]
 
 
 def own_token(state_dir: Path) -> str:
@@ -98,17 +100,17 @@ async def serve(
         RunnerError: ``invalid_request`` (another serve has this state directory, settings), ``store_unavailable``.
         OSError: the address cannot be bound.
     """
-    replica_id, clock = Ids().mint("rep"), SystemClock()
+    replica_id, clock, metrics = Ids().mint("rep"), SystemClock(), Metrics()
     async with AsyncExitStack() as stack:
         lock = StateLock.acquire(state_dir, replica_id)
         stack.callback(lock.release)
         isolation = None if gateway else await isolation_of(settings)
-        tokens, own = access_tokens(settings, state_dir, host, isolation)
+        tokens = access_tokens(settings, state_dir, host, isolation)
         replicas: list[Replica] = []
-        store = await open_store(settings, state_dir, clock, _spooling(replicas), gateway=gateway)
+        store = await open_store(settings, state_dir, clock, _spooling(replicas), metrics, gateway=gateway)
         plane = open_plane(settings, clock, store, gateway=gateway)
-        dead = _reaped(state_dir, store.store_id)
-        _warn(settings, isolation)
+        reaped, dead = reap_leftovers(state_dir, store.store_id)
+        _warn(settings, isolation, reaped)
         replica = await build(
             settings,
             state_dir=state_dir,
@@ -120,6 +122,7 @@ async def serve(
             live=None if gateway else open_live(settings),
             live_dir=None if gateway else state_dir / LIVE,
             isolation=isolation,
+            metrics=metrics,
         )
         replicas.append(replica)
         stack.push_async_callback(replica.close)
@@ -131,8 +134,6 @@ async def serve(
         stack.callback(_forget_url, state_dir)
         replica.reachable_at(url)
         _note_url(state_dir, url)
-        if own:
-            log.info("token in %s", state_dir / "token")
         on_ready({"ready": True, "url": url, "replica_id": replica_id})
         await stop.wait()
         log.info("draining")
@@ -158,8 +159,15 @@ def _spooling(replicas: list[Replica]) -> Spooling:
 def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: str, *, gateway: bool) -> Application:
     sessions, services = replica.coordinator, replica.services
     if not gateway:
-        mirrors = replica.mirrors
-        return build_app(sessions, settings, tokens, owners=services.owners, bind_host=host, mirrors=mirrors)
+        return build_app(
+            sessions,
+            settings,
+            tokens,
+            owners=services.owners,
+            bind_host=host,
+            mirrors=replica.mirrors,
+            metrics=services.metrics,
+        )
     return build_gateway(
         sessions,
         settings,
@@ -169,6 +177,7 @@ def _app(replica: Replica, settings: Settings, tokens: list[AccessToken], host: 
         store=services.store,
         clock=services.clock,
         bind_host=host,
+        metrics=services.metrics,
     )
 
 
@@ -204,15 +213,9 @@ async def _bury_later(replica: Replica, state_dir: Path, replica_id: str) -> Non
         failed = await _buried(replica, state_dir, failed)
 
 
-def _reaped(state_dir: Path, store_id: str) -> list[str]:
-    """Kill what earlier runners of this state directory left; their replica ids."""
-    count, dead = reap_leftovers(state_dir, store_id)
-    if count:
-        log.warning("%d processes of an earlier runner were killed", count)
-    return dead
-
-
-def _warn(settings: Settings, isolation: Isolation | None) -> None:
+def _warn(settings: Settings, isolation: Isolation | None, reaped: int) -> None:
+    if reaped:
+        log.warning("%d processes of an earlier runner were killed", reaped)
     if isolation is not None:
         tell(isolation)
     if settings.leases.url and not is_http(settings) and not settings.store.url:
@@ -247,6 +250,6 @@ def _forget_url(state_dir: Path) -> None:
     (state_dir / "server.json").unlink(missing_ok=True)
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
+def log_to_stderr() -> None:
     """Logs go to stderr: stdout carries the ready line alone."""
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -9,17 +9,21 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from runner.assembly import gauges
 from runner.assembly.choices import STORE_FILE, is_http, open_database, open_stream
-from runner.assembly.serving import stop_by_signals
+from runner.assembly.serving import access_tokens, stop_by_signals
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.ids import valid_id
+from runner.metrics import Metrics
 from runner.sandbox.statelock import hold
+from runner.server.app import start_site, stop_site
+from runner.server.exposition import build_exposition
 from runner.store.port import Store
 from runner.store.retention import Retention, run_once
 from runner.store.sqlite import SqliteStore
@@ -27,8 +31,10 @@ from runner.store.stream.worker import Worker
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner")
+LOOPBACK: Final = "127.0.0.1"
 WORKER_SECONDS: Final = 5.0
 """No turn waits for a worker: a large batch may take its time."""
+STORE_SECONDS: Final = 2.0
 
 
 def default_name(state_dir: Path) -> str:
@@ -44,6 +50,8 @@ async def work(
     name: str | None,
     reclaim: bool,
     on_ready: Callable[[dict[str, Any]], None],
+    host: str = LOOPBACK,
+    port: int | None = None,
 ) -> int:
     """Move records from ``[records] stream`` to ``[store] url`` until SIGTERM or SIGINT; then finish what is in hand.
 
@@ -53,21 +61,26 @@ async def work(
         name: of the consumer, as an id; None: ``default_name``.
         reclaim: take over what other workers hold for too long.
         on_ready: gets the ready line's object once it is at work.
+        host, port: where ``GET /metrics`` is served; port 0 chooses one, None: it is not served.
 
     Returns:
         The exit status, 0.
 
     Raises:
-        RunnerError: ``invalid_request``: the name is taken or no id, settings; ``store_unavailable`` at the start.
+        RunnerError: ``invalid_request``: the name is taken or no id, settings. A store that is away is waited for.
+        OSError: the address cannot be bound.
     """
-    name, records = name or default_name(state_dir), settings.records
+    name, records, metrics = name or default_name(state_dir), settings.records, Metrics()
     if not valid_id(name):
         raise RunnerError("invalid_request", "A worker's name must match [A-Za-z0-9_-]{1,128}.", field="name")
     async with AsyncExitStack() as stack:
         stack.callback(os.close, _lock(state_dir, name))
         stream = open_stream(settings, WORKER_SECONDS)
         stack.push_async_callback(stream.close)
-        store = await open_database(settings)
+        stop = stop_by_signals()
+        store = await _opened(settings, metrics, stop)
+        if store is None:
+            return 0
         stack.push_async_callback(store.close)
         worker = Worker(
             stream,
@@ -77,19 +90,60 @@ async def work(
             max_deliveries=records.max_deliveries,
             reclaim_idle_seconds=records.reclaim_idle_seconds if reclaim else None,
         )
+        gauges.read_worker(metrics, worker)
         tasks = Tasks("worker")
         stack.push_async_callback(tasks.close)
         if records.retention_days > 0:
-            tasks.spawn("retention", Retention(store, SystemClock(), records.retention_days).run())
-        stop = stop_by_signals()
+            _keep_to_days(tasks, store, records.retention_days, metrics)
+        served = {} if port is None else await _serve_metrics(stack, settings, state_dir, metrics, host, port)
         working = asyncio.create_task(worker.run(), name="worker")
-        on_ready({"ready": True, "worker": name})
+        on_ready({"ready": True, "worker": name, **served})
         await stop.wait()
-        log.info("worker %s finishes what is in hand", name)
-        worker.stop()
-        await working
-        log.info("worker %s: %s", name, worker.counts)
+        await _finish(worker, name, working)
     return 0
+
+
+async def _finish(worker: Worker, name: str, working: asyncio.Task[None]) -> None:
+    log.info("worker %s finishes what is in hand", name)
+    worker.stop()
+    await working
+    log.info("worker %s: %s", name, worker.counts)
+
+
+async def _opened(settings: Settings, metrics: Metrics, stop: asyncio.Event) -> Store | None:
+    """The store, as soon as it is there; None when it is time to stop before. Said once: whoever supervises sees it."""
+    told = False
+    while not stop.is_set():
+        try:
+            store = await open_database(settings, metrics=metrics)
+            if told:
+                log.warning("records go on")
+            return store
+        except RunnerError as error:
+            if error.code != "store_unavailable":
+                raise
+            if not told:
+                log.error("records wait: %s", error.message)
+            told = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), STORE_SECONDS)
+    return None
+
+
+def _keep_to_days(tasks: Tasks, store: Store, days: int, metrics: Metrics) -> None:
+    retention = Retention(store, SystemClock(), days)
+    gauges.read_retention(metrics, retention)
+    tasks.spawn("retention", retention.run())
+
+
+async def _serve_metrics(
+    stack: AsyncExitStack, settings: Settings, state_dir: Path, metrics: Metrics, host: str, port: int
+) -> dict[str, Any]:
+    tokens = access_tokens(settings, state_dir, host)
+    app = build_exposition(metrics, tokens, bind_host=host, hosts=settings.server.allowed_hosts)
+    site, url = await start_site(app, host, port)
+    stack.push_async_callback(stop_site, site)
+    return {"url": url}
 
 
 async def retain(settings: Settings, *, state_dir: Path, dry_run: bool) -> dict[str, Any]:

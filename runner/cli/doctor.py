@@ -83,6 +83,7 @@ def examine(settings: Settings, directory: Path) -> list[Finding]:
         _server(directory),
         _isolation(settings),
         _npm(),
+        *_plane(settings),
         *_store(settings),
         *_stream(settings),
     ]
@@ -106,6 +107,22 @@ def _server(directory: Path) -> Finding:
     return Finding("server", place is not None, detail, None if place else "acp-runner serve", needed=False)
 
 
+def _plane(settings: Settings) -> list[Finding]:
+    """Whether one is needed is for ``[leases] on_unreachable``; over HTTP it has the store, too."""
+    import asyncio
+
+    from runner.assembly.choices import is_http, look_at_plane
+    from runner.errors import RunnerError
+
+    if not settings.leases.url:
+        return []
+    needed = is_http(settings) or settings.leases.on_unreachable == "closed"
+    try:
+        return [Finding("leases", True, asyncio.run(look_at_plane(settings)))]
+    except RunnerError as error:
+        return [Finding("leases", False, error.message, needed=needed or error.code == "invalid_request")]
+
+
 def _store(settings: Settings) -> list[Finding]:
     """A database of others has to be there; its own file the runner makes itself."""
     import asyncio
@@ -123,7 +140,7 @@ def _store(settings: Settings) -> list[Finding]:
 
 
 def _stream(settings: Settings) -> list[Finding]:
-    """Runners go on without it, so it need not be there."""
+    """Runners go on without it, so it need not be there; a runner that cannot read the setting does not start."""
     import asyncio
 
     from runner.assembly.choices import look_at_stream
@@ -135,7 +152,7 @@ def _stream(settings: Settings) -> list[Finding]:
     try:
         return [Finding("record stream", True, asyncio.run(look_at_stream(settings)), needed=False)]
     except RunnerError as error:
-        return [Finding("record stream", False, error.message, needed=False)]
+        return [Finding("record stream", False, error.message, needed=error.code == "invalid_request")]
 
 
 def _isolation(settings: Settings) -> Finding:

@@ -49,7 +49,7 @@ SessionId = Annotated[str | None, typer.Option("--session", "-s", help="Session 
 Harness = Annotated[str | None, typer.Option("--harness", help="Which coding agent.")]
 Workspace = Annotated[
     Path | None,
-    typer.Option(exists=True, file_okay=False, help="A directory to work in, in place (below [local] roots)."),
+    typer.Option(exists=True, file_okay=False, help=r"A directory to work in, in place (below \[local] roots)."),
 ]
 Mode = Annotated[str | None, typer.Option(help="The agent's mode.")]
 Model = Annotated[str | None, typer.Option(help="The agent's model.")]

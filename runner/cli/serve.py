@@ -15,9 +15,9 @@ from runner.cli.terminal import INTERRUPTED, Config, StateDir, fail, print_json,
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to bind; default [server] host, 127.0.0.1.")] = None,
+    host: Annotated[str | None, typer.Option(help=r"Address to bind; default \[server] host, 127.0.0.1.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 chooses one; default [server] port, 8765.")
+        int | None, typer.Option(min=0, max=65535, help=r"Port; 0 chooses one; default \[server] port, 8765.")
     ] = None,
     state_dir: StateDir = None,
     config: Config = None,

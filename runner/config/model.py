@@ -23,7 +23,6 @@ from runner.ids import valid_id
 from runner.redaction import MASK, without_password
 from runner.resources import state_dir as state_dir
 
-SCOPES: Final = ("dispatch", "read", "operate", "runner")
 MIB: Final = 1024 * 1024
 POSTGRESQL: Final = ("postgresql://", "postgres://")
 

@@ -13,9 +13,11 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.leases.held import REFUSED_KEPT, Held, ended
 from runner.leases.line import Announcer, OnCommands, PlaneLine
 from runner.leases.port import BeatAnswer, Heartbeat, Holder, LeasePlane, ReplicaInfo
+from runner.metrics import Metrics
 from runner.rules.story import Tell, untold
 from runner.tasks import Tasks
 
@@ -24,8 +26,6 @@ log = logging.getLogger("runner.leases")
 END_TRIES: Final = 5
 GIVEN_UP_KEPT: Final = 8
 LAPSED: Final = BeatAnswer(admitted=False, is_current_turn=False, owner=None, epoch=0, lease_seconds=0.0)
-
-Key = tuple[str, str]
 
 
 class Heartbeats:
@@ -41,7 +41,7 @@ class Heartbeats:
             is a cancel; for a parked seat its end. Its exceptions are logged.
         rivals: whether another replica could take a lapsed lease; a single replica rides an outage out (DESIGN 3.1.7).
         on_commands: called with project, session and the pending commands of every answer that carries some.
-        tell: hears of every beat but renewals that changed nothing.
+        tell, metrics: hears of every beat but renewals that changed nothing; counts questions without an answer.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class Heartbeats:
         rivals: Callable[[], bool] = lambda: False,
         on_commands: OnCommands = lambda project, session_id, commands: None,
         tell: Tell = untold,
+        metrics: Metrics | None = None,
     ) -> None:
-        self._line = PlaneLine(plane, clock, beat_timeout_seconds, on_commands)
+        self._line = PlaneLine(plane, clock, beat_timeout_seconds, on_commands, metrics or Metrics())
         self._announcer = Announcer(self._line, beat_seconds)
         self._clock = clock
         self._beat_seconds = beat_seconds

@@ -12,6 +12,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.leases.plane_clock import PlaneClock
 from runner.leases.port import BeatAnswer, Heartbeat, Holder, LeasePlane, ReplicaInfo
+from runner.metrics import PLANE_ERRORS, Metrics
 
 log = logging.getLogger("runner.leases")
 T = TypeVar("T")
@@ -27,10 +28,14 @@ class PlaneLine:
         clock: its monotonic reading must be the running loop's.
         timeout_seconds: longest wait for one answer.
         on_commands: called with project, session and the pending commands of every answer that carries some.
+        metrics: counts questions without an answer.
     """
 
-    def __init__(self, plane: LeasePlane, clock: Clock, timeout_seconds: float, on_commands: OnCommands) -> None:
+    def __init__(
+        self, plane: LeasePlane, clock: Clock, timeout_seconds: float, on_commands: OnCommands, metrics: Metrics
+    ) -> None:
         self._plane = plane
+        self._metrics = metrics
         self._clock = clock
         self._timeout = timeout_seconds
         self._on_commands = on_commands
@@ -87,10 +92,14 @@ class PlaneLine:
             async with asyncio.timeout(self._timeout):
                 return await question
         except TimeoutError:
+            self._metrics.add(PLANE_ERRORS)
             raise RunnerError("plane_unavailable", f"The lease plane gave no answer in {self._timeout:g} s.") from None
-        except RunnerError:
+        except RunnerError as error:
+            if error.code == "plane_unavailable":
+                self._metrics.add(PLANE_ERRORS)
             raise
         except Exception as error:
+            self._metrics.add(PLANE_ERRORS)
             log.exception("the lease plane failed %s", what)
             raise RunnerError("plane_unavailable", "The lease plane failed.") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -205,15 +206,11 @@ class RedisLeasePlane:
         return await self._bounded(lambda: script(keys=list(keys), args=list(args)))
 
     async def _bounded(self, call: Callable[[], Awaitable[T]]) -> T:
-        from redis.exceptions import RedisError
-
-        try:
-            async with asyncio.timeout(self._timeout), self._lanes:
+        async def in_a_lane() -> T:
+            async with self._lanes:
                 return await call()
-        except TimeoutError:
-            raise RunnerError("plane_unavailable", f"Redis gave no answer in {self._timeout:g} s.") from None
-        except (RedisError, OSError) as error:
-            raise RunnerError("plane_unavailable", f"Redis cannot be used: {type(error).__name__}.") from error
+
+        return await bounded(self._timeout, in_a_lane)
 
 
 class _Inbox:
@@ -278,6 +275,23 @@ def _lease_key(project: str, session_id: str) -> str:
     return f"{LEASE}{project}:{session_id}"
 
 
+async def bounded(seconds: float, call: Callable[[], Awaitable[T]]) -> T:
+    """What Redis answers.
+
+    Raises:
+        RunnerError: ``plane_unavailable``: nothing within ``seconds``, or it cannot be used.
+    """
+    from redis.exceptions import RedisError
+
+    try:
+        async with asyncio.timeout(seconds):
+            return await call()
+    except TimeoutError:
+        raise RunnerError("plane_unavailable", f"Redis gave no answer in {seconds:.3g} s.") from None
+    except (RedisError, OSError) as error:
+        raise RunnerError("plane_unavailable", f"Redis cannot be used: {type(error).__name__}.") from error
+
+
 def connect(url: str, timeout: float, *, text: bool = True) -> Redis:
     """A client that sends nothing twice; ``text``: replies are decoded.
 
@@ -289,11 +303,9 @@ def connect(url: str, timeout: float, *, text: bool = True) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise RunnerError(
-            "invalid_request",
-            "[leases] url names a Redis, which needs a package: pip install 'acp-runner[redis]'",
-            field="leases.url",
-        ) from error
+        install = f"{sys.executable} -m pip install 'acp-runner[redis]'"
+        need = f"[leases] url names a Redis, which needs the package redis: {install}"
+        raise RunnerError("invalid_request", need, field="leases.url") from error
     try:
         return Redis.from_url(url, decode_responses=text, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:

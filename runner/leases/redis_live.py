@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from runner.errors import RunnerError
-from runner.leases.live import KEEP_BYTES, READ_ENTRIES, Arrived
-from runner.leases.redis import connect
-
-T = TypeVar("T")
+from runner.leases.live import KEEP_BYTES, OLDEST, READ_ENTRIES, Arrived
+from runner.leases.redis import bounded, connect
 
 LIVE: Final = "acp:live:"
 KEPT_SECONDS: Final = 60
@@ -49,7 +46,7 @@ class RedisLiveBus:
         """Append entries to a replica's stream."""
         seconds = self._timeout + sum(map(len, entries)) / BYTES_PER_SECOND
         arguments: list[int | bytes] = [KEPT_SECONDS * 1000, self._keep_bytes, *entries]
-        await self._bounded(seconds, lambda: self._publish(keys=[LIVE + replica_id], args=arguments))
+        await bounded(seconds, lambda: self._publish(keys=[LIVE + replica_id], args=arguments))
 
     async def read(self, replica_id: str, place: str, seconds: float) -> Arrived:
         """What came behind ``place``; what was read before is trimmed with the same question."""
@@ -58,13 +55,15 @@ class RedisLiveBus:
         if place:
             pipe.xtrim(key, minid=place, approximate=False)
         pipe.xread({key: place or "0"}, count=self._count, block=max(1, round(seconds * 1000)))
+        pipe.xlen(key)
         # Behind a failure one by one: what was too much at once is not asked for again and again.
         self._count = 1
-        replies: list[Any] = await self._bounded(seconds + self._timeout, pipe.execute)
+        replies: list[Any] = await bounded(seconds + self._timeout, pipe.execute)
         self._count = READ_ENTRIES
-        found = replies[-1]
+        *_, found, length = replies
         if not found:
-            return Arrived([], place)
+            # Trimming leaves the entry of the place. Without it the stream began anew, maybe under an earlier clock.
+            return Arrived([], place if length else OLDEST)
         _, entries = found[0] if isinstance(found, list) else next(iter(found.items()))
         return Arrived([fields[b"e"] for _, fields in entries], entries[-1][0].decode())
 
@@ -72,15 +71,4 @@ class RedisLiveBus:
         """Drop connections, at most the time-out."""
         for client in (self._writing, self._reading):
             with suppress(RunnerError):
-                await self._bounded(self._timeout, client.aclose)
-
-    async def _bounded(self, seconds: float, call: Callable[[], Awaitable[T]]) -> T:
-        from redis.exceptions import RedisError
-
-        try:
-            async with asyncio.timeout(seconds):
-                return await call()
-        except TimeoutError:
-            raise RunnerError("plane_unavailable", f"Redis gave no answer in {seconds:.1f} s.") from None
-        except (RedisError, OSError) as error:
-            raise RunnerError("plane_unavailable", f"Redis cannot be used: {type(error).__name__}.") from error
+                await bounded(self._timeout, client.aclose)

@@ -22,13 +22,6 @@ class Quota(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Fault(StrEnum):
-    """How the last try to write an entry's row ended, if there was one."""
-
-    REFUSED = "refused"
-    AWAY = "away"
-
-
 class Move(StrEnum):
     """What a worker does with an entry: every move but ``write`` and ``defer`` ends in its acknowledgement."""
 
@@ -47,14 +40,14 @@ class Delivery:
         body: whether its body is still in the stream.
         deliveries: how often it was delivered, this time included.
         quota: of its project.
-        fault: of the try to write it; an entry that nobody can read is ``refused`` too. None before a try.
+        refused: the store does not take its row, or nobody can read it.
         others_commit: whether rows of other entries were committed since it was refused first.
     """
 
     body: bool = True
     deliveries: int = 1
     quota: Quota = Quota.ALLOWED
-    fault: Fault | None = None
+    refused: bool = False
     others_commit: bool = False
 
 
@@ -67,9 +60,9 @@ def move(delivery: Delivery, max_deliveries: int) -> Move:
         return Move.COUNT_LOST
     if delivery.quota is Quota.OVER:
         return Move.DROP
-    if delivery.quota is Quota.UNKNOWN or delivery.fault is Fault.AWAY:
+    if delivery.quota is Quota.UNKNOWN:
         return Move.DEFER
-    if delivery.fault is None:
+    if not delivery.refused:
         return Move.WRITE
     given_up = delivery.deliveries >= max_deliveries and delivery.others_commit
     return Move.QUARANTINE if given_up else Move.DEFER

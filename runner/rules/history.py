@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from runner.ids import Cursor
 from runner.terms import EventType
 
-Cursor = tuple[int, int]
 NOTHING: Final = (0, 0)
 
 
@@ -70,3 +70,17 @@ class Wholeness:
         if any(turn_id not in running for turn_id in self.going):
             found.add(Missing.ENDING)
         return sorted(found)
+
+
+def overshot(after: Cursor, found: Cursor | None, pruned_to: Cursor | None) -> bool:
+    """Whether a reader has seen more of an epoch that is over than counts: what came too late was shown before.
+
+    Each epoch's last event is a record, so who saw only what counts saw nothing behind the last record.
+
+    Args:
+        after: the last cursor that it has seen, of an epoch before the newest.
+        found: the first record at that cursor or behind it.
+        pruned_to: the newest cursor that retention deleted; None: nothing.
+    """
+    kept = found is not None and found[0] == after[0]
+    return not kept and (pruned_to is None or after > pruned_to)

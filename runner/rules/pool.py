@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from runner.ids import Key as Key
 from runner.rules.reuse import Parked, reuse_verdict
 from runner.rules.story import Tell, untold
 from runner.terms import SeatState
 
-Key = tuple[str, str]
 REMEMBERED: Final = 10_000
 CLAIMED_SECONDS: Final = 30.0
 """How long a seat waits for the turn that claimed it before others may have its place."""

@@ -39,10 +39,10 @@ class Block(NamedTuple):
     @classmethod
     def of(cls, item: Shown) -> Block | None:
         """The block that an event is, if any."""
-        if item.type not in BLOCKS.values():
+        first = str(item.data.get("supersedes_from")).partition(".")[2]
+        if item.type not in BLOCKS.values() or not first.isdecimal():
             return None
-        first = int(str(item.data["supersedes_from"]).partition(".")[2])
-        return cls(first, item.n, item.type, item.data["message_id"])
+        return cls(int(first), item.n, item.type, item.data["message_id"])
 
     def supersedes(self, frame: Shown) -> bool:
         """Whether a frame is a part of it."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from runner.ids import Cursor
 from runner.terms import PromptState
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
 GOING_ON: Final = frozenset({PromptState.QUEUED.value, PromptState.ACTIVE.value})
 """States of a prompt that is not over: what was told of it is needed until it is."""
-
-Cursor = tuple[int, int]
 
 
 def cutoff(now_ms: int, retention_days: int) -> int | None:

@@ -13,12 +13,12 @@ from enum import Enum
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.rules import turn as machine
 from runner.rules.turn_moves import Event
 from runner.terms import StopReason, TurnPhase
 
 Machine = Literal["turn", "pool", "lease", "command", "interaction"]
-Key = tuple[str, str]
 
 KEPT_MOVES: Final = 256
 KEPT_SESSIONS: Final = 512

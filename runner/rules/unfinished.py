@@ -1,4 +1,4 @@
-"""What the records of a session leave open, read at a boot when nothing of it runs any more (DESIGN 3.9, case M10)."""
+"""What the records of a session leave open: at a boot when nothing of it runs any more, or at a cut (case M10)."""
 
 from __future__ import annotations
 
@@ -45,38 +45,41 @@ class Unfinished:
     busy: bool = False
     context: bool = False
     unsent: bool = False
+    _resumes: bool = field(default=False, compare=False)
+    _ended: set[str] = field(default_factory=set, compare=False)
+
+    def see(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Take the next record of the session."""
+        match kind:
+            case EventType.TURN_ADMITTED:
+                # A turn names what it has read; some of that may have been cancelled meanwhile.
+                self.prompts.update(dict.fromkeys(name for name in data["prompt_ids"] if name not in self._ended))
+                self.unsent, self._resumes = False, "resumes" in data
+            case EventType.PROMPT_ENDED:
+                self.prompts.pop(data["prompt_id"], None)
+                self._ended.add(data["prompt_id"])
+            case EventType.TOOL_CALL | EventType.TOOL_CALL_UPDATE:
+                self._tool(data)
+            case EventType.SESSION_BUSY | EventType.SESSION_IDLE:
+                self.busy = kind == EventType.SESSION_BUSY
+            case EventType.USER_MESSAGE:
+                self.context = True
+            case EventType.ENVIRONMENT:
+                self.unsent = self._resumes
+            case EventType.NOTICE if data.get("kind") == CHAIN_RESUMED:
+                self.unsent = self._resumes = False
+
+    def _tool(self, data: Mapping[str, Any]) -> None:
+        tool_call_id = data["tool_call_id"]
+        if data.get("status") in TERMINAL_TOOL_STATUSES:
+            self.tools.pop(tool_call_id, None)
+        else:
+            self.tools[tool_call_id] = {**self.tools.get(tool_call_id, {}), **data}
 
 
 def unfinished(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Unfinished:
     """Fold ``(type, data)`` of every record of a session, oldest first."""
-    found, resumes, ended = Unfinished(), False, set[str]()
+    found = Unfinished()
     for kind, data in records:
-        match kind:
-            case EventType.TURN_ADMITTED:
-                # A turn names what it has read; some of that may have been cancelled meanwhile.
-                found.prompts.update(dict.fromkeys(name for name in data["prompt_ids"] if name not in ended))
-                found.unsent, resumes = False, "resumes" in data
-            case EventType.PROMPT_ENDED:
-                found.prompts.pop(data["prompt_id"], None)
-                ended.add(data["prompt_id"])
-            case EventType.TOOL_CALL | EventType.TOOL_CALL_UPDATE:
-                _tool(found.tools, data)
-            case EventType.SESSION_BUSY:
-                found.busy = True
-            case EventType.SESSION_IDLE:
-                found.busy = False
-            case EventType.USER_MESSAGE:
-                found.context = True
-            case EventType.ENVIRONMENT:
-                found.unsent = resumes
-            case EventType.NOTICE if data.get("kind") == CHAIN_RESUMED:
-                found.unsent = resumes = False
+        found.see(kind, data)
     return found
-
-
-def _tool(tools: dict[str, dict[str, Any]], data: Mapping[str, Any]) -> None:
-    tool_call_id = data["tool_call_id"]
-    if data.get("status") in TERMINAL_TOOL_STATUSES:
-        tools.pop(tool_call_id, None)
-    else:
-        tools[tool_call_id] = {**tools.get(tool_call_id, {}), **data}

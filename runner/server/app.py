@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from aiohttp import web
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
+from runner.metrics import PROBLEMS, STREAMS_OPEN, Metrics, Sample
 from runner.server.auth import AccessToken, Gate
 from runner.server.context import CALLER, CONTEXT, Context, problem_answer
 from runner.server.coordination import COORDINATION_ROUTES
@@ -39,6 +40,7 @@ def build_app(
     owners: Whereabouts | None = None,
     place: Place | None = None,
     mirrors: Followed | None = None,
+    metrics: Metrics | None = None,
 ) -> web.Application:
     """The HTTP application over ``sessions``.
 
@@ -51,6 +53,7 @@ def build_app(
         owners: who holds which session when there are other replicas; None: this one holds all.
         place: in a gateway, which itself runs nothing: who gets what nobody holds.
         mirrors: followers over a live bus; None: over HTTP.
+        metrics: what ``GET /metrics`` shows besides the server's own.
     """
     server = settings.server
     host = server.host if bind_host is None else bind_host
@@ -62,7 +65,8 @@ def build_app(
         app.middlewares.append(Forwarder(owners, peers, place).middleware)
         app[RELAY] = Relay(owners, peers, sessions, mirrors)
         app.on_cleanup.append(lambda _: peers.close())
-    app[CONTEXT] = Context(sessions, settings.server, gate, clock or SystemClock())
+    app[CONTEXT] = Context(sessions, settings.server, gate, clock or SystemClock(), metrics or Metrics())
+    app[CONTEXT].metrics.read_by(lambda: [Sample(STREAMS_OPEN, len(app[CONTEXT].streams))])
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expect)
     app.on_shutdown.append(_end_streams)
@@ -100,24 +104,32 @@ async def border(request: web.Request, handler: Handler) -> web.StreamResponse:
     except RunnerError as error:
         if error.status >= 500 and error.code == "internal":
             log.error("%s %s failed: %s", request.method, request.path, error)
-        return problem_answer(error)
+        return _problem(request, error)
     except web.HTTPException as error:
         return _http_problem(request, error)
     except Exception:
         if request.transport is not None:
             log.exception("%s %s failed", request.method, request.path)
-        return problem_answer(RunnerError("internal", "The server failed to handle this request; its log says why."))
+        failed = RunnerError("internal", "The server failed to handle this request; its log says why.")
+        return _problem(request, failed)
+
+
+def _problem(
+    request: web.Request, error: RunnerError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    request.app[CONTEXT].metrics.add(PROBLEMS, error.code)
+    return problem_answer(error, status, headers)
 
 
 def _http_problem(request: web.Request, error: web.HTTPException) -> web.Response:
     if error.status == 404:
-        return problem_answer(RunnerError("not_found", f"There is no route {request.path[:200]}."))
+        return _problem(request, RunnerError("not_found", f"There is no route {request.path[:200]}."))
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         detail = RunnerError("invalid_request", f"{request.method} is not allowed here, but {allowed}.")
-        return problem_answer(detail, 405, {"Allow": allowed})
+        return _problem(request, detail, 405, {"Allow": allowed})
     code = "too_large" if error.status == 413 else "invalid_request" if error.status < 500 else "internal"
-    return problem_answer(RunnerError(code, error.reason or "The request was refused."), error.status)
+    return _problem(request, RunnerError(code, error.reason or "The request was refused."), error.status)
 
 
 async def _end_streams(app: web.Application) -> None:

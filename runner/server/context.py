@@ -14,6 +14,7 @@ from runner.clock import Clock
 from runner.config import Server
 from runner.errors import RunnerError
 from runner.ids import valid_id
+from runner.metrics import Metrics
 from runner.server.auth import Gate
 from runner.session.port import Caller, Reply, Sessions
 from runner.tasks import Tasks
@@ -42,6 +43,7 @@ class Context:
     server: Server
     gate: Gate
     clock: Clock
+    metrics: Metrics
     tasks: Tasks = field(default_factory=lambda: Tasks("server"))
     streams: set[asyncio.Task[Any]] = field(default_factory=set)
     closing: bool = False

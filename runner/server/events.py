@@ -25,7 +25,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         parameters.get("after"), "after"
     )
     form = accepted_form(request.headers.get("Accept", ""))
-    return await _stream(request, await _reader(request, session_id, after, follow), form, follow)
+    return await streamed(request, await _reader(request, session_id, after, follow), form, follow)
 
 
 async def get_feed(request: web.Request) -> web.StreamResponse:
@@ -36,10 +36,11 @@ async def get_feed(request: web.Request) -> web.StreamResponse:
     seen, after = request.headers.get("Last-Event-ID"), parameters.get("after")
     position_of(seen, "Last-Event-ID")
     reader = await request.app[CONTEXT].sessions.feed(request[CALLER], seen or after, follow)
-    return await _stream(request, reader, form, follow)
+    return await streamed(request, reader, form, follow)
 
 
-async def _stream(request: web.Request, reader: Reader, form: Form, follow: bool) -> web.StreamResponse:
+async def streamed(request: web.Request, reader: Reader, form: Form, follow: bool) -> web.StreamResponse:
+    """What a reader delivers, to its end; ``form`` is NDJSON unless it is server-sent events."""
     try:
         async with Stream(request, "sse" if form == "sse" else "ndjson", quick=not follow) as stream:
             last = await stream.relay(reader)

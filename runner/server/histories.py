@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from runner.server.context import CALLER, CONTEXT, json_answer, path_id, query, read_body, unhurried
-from runner.server.streams import Stream
+from runner.server.events import streamed
 from runner.wire.models import parse_fork
 
 
@@ -14,14 +14,7 @@ async def get_export(request: web.Request) -> web.StreamResponse:
     query(request)
     session_id = path_id(request, "session_id")
     reader = await request.app[CONTEXT].sessions.export(request[CALLER], session_id)
-    try:
-        async with Stream(request, "ndjson", quick=True) as stream:
-            last = await stream.relay(reader)
-            if last is not None:
-                await stream.finish(last)
-    finally:
-        reader.close()
-    return stream.response
+    return await streamed(request, reader, "ndjson", follow=False)
 
 
 async def post_fork(request: web.Request) -> web.Response:

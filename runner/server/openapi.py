@@ -97,6 +97,8 @@ def _answer(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
         (name,) = _schema(answer.lines, schemas).values()
         description = f"Lines of `{name.rpartition('/')[2]}`."
         content[_NDJSON] = {"schema": {"type": "string", "description": description}}
+    for form in answer.text_forms:
+        content[form] = {"schema": {"type": "string"}}
     if answer.json:
         content["application/json"] = {"schema": _schema(answer.shape, schemas)}
     return {"description": answer.text, "content": content}

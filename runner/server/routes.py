@@ -9,14 +9,15 @@ from typing import Any, Final
 from aiohttp import web
 
 from runner.rules.feed import POSITION_TEXT
-from runner.server import events, histories, interactions, ops, prompts, quarantine, sessions, turns
+from runner.server import events, exposition, histories, interactions, ops, prompts, quarantine, sessions, turns
+from runner.server.exposition import TEXT_FORMS
 from runner.wire import views
+from runner.wire.fields import CURSOR_TEXT
 from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN: Final = "open"
 ANY: Final = "any"
-CURSOR_TEXT: Final = r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$"
 
 _CURSOR: Final = {"type": "string", "pattern": CURSOR_TEXT}
 _POSITION: Final = {"type": "string", "pattern": POSITION_TEXT}
@@ -39,7 +40,7 @@ PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
 class Answer:
     """A successful answer: its shape, and whether it also comes as a stream of ``views.Line``.
 
-    ``lines``: what each line is of an answer that comes as JSON lines only.
+    ``lines``: what each line is of an answer that comes as JSON lines only; ``text_forms``: types of one that is text.
     """
 
     text: str
@@ -47,6 +48,7 @@ class Answer:
     stream: bool = False
     json: bool = True
     lines: Any = None
+    text_forms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +342,15 @@ ROUTES: Final[tuple[Route, ...]] = (
         "ready",
         "Whether turns can be dispatched here.",
         {200: Answer("Ready.", views.Ready), 503: Answer("Not ready.", views.Ready)},
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        exposition.get_metrics,
+        "read",
+        "readMetrics",
+        "What this replica counts, for Prometheus; of what is counted by project, the token's.",
+        {200: Answer("The text format, or OpenMetrics where Accept prefers it.", json=False, text_forms=TEXT_FORMS)},
     ),
     Route(
         "GET",

@@ -16,6 +16,7 @@ from runner.server.beats import body_as
 from runner.server.context import CALLER, SAFE_HEADERS, json_answer, path_id, read_body
 from runner.server.runners import COORDINATION, Coordination
 from runner.store.codec import ACROSS_PROJECTS, CALLS, decode_parameters, encode, projects
+from runner.store.one_by_one import one_by_one
 from runner.store.port import Appended, InteractionRow, RecordRow, TurnRow
 from runner.store.rows import REFUSED
 from runner.terms import Outcome
@@ -63,22 +64,15 @@ def _named(body: RecordsRequest) -> tuple[str, str, int]:
 
 
 async def _append(own: Coordination, rows: list[RecordRow]) -> Appended:
-    """All at once; one that the store refuses does not take its neighbours with it (cases G2, G8)."""
+    """All at once, else one by one; one that the store refuses counts as set aside."""
     try:
         return await own.store.append(rows)
     except RunnerError as error:
         if error.code != "internal":
             raise
-    done = Appended(0)
-    for row in rows:
-        try:
-            done += await own.store.append([row])
-        except RunnerError as error:
-            if error.code != "internal":
-                raise
-            await own.store.quarantine([row], REFUSED, own.clock.now_ms())
-            done += Appended(0, 1)
-    return done
+    store, at = own.store, own.clock.now_ms()
+    done = await one_by_one(rows, store.append, lambda row: store.quarantine([row], REFUSED, at))
+    return Appended(done.accepted, len(rows) - done.accepted - done.dropped, done.dropped)
 
 
 def _record(project: str, item: RecordItem, turn: TurnRow | None) -> RecordRow:

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 
 from runner.clock import rfc3339
+from runner.metrics import STREAMS_CUT
 from runner.server.context import CONTEXT, SAFE_HEADERS
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.wire.codec import PING, event_line, last_cursor, to_json, to_sse
@@ -163,6 +164,7 @@ class Stream:
             except ReaderEnded:
                 return b""
             except ReaderCut as cut:
+                self._context.metrics.add(STREAMS_CUT, "behind")
                 await self._last_words(str(cut) or "the client reads too slowly")
                 return None
             if lines is None:
@@ -174,6 +176,7 @@ class Stream:
             try:
                 await self.send(lines)
             except TimeoutError:
+                self._context.metrics.add(STREAMS_CUT, "stalled")
                 reader.close(cut=True)
                 raise
 

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from runner.clock import rfc3339
 from runner.errors import RunnerError
+from runner.metrics import REFUSALS, Metrics
 from runner.server.context import CALLER, CONTEXT, check_capacity, json_answer, path_id, read_body
 from runner.server.streams import Form, Stream, accepted_form
 from runner.session.port import PromptHandle, ReaderCut, ReaderEnded
@@ -22,6 +23,15 @@ async def post_turn(request: web.Request) -> web.StreamResponse:
 
     A client that goes away cancels the handler at any await: the reader is detached and nothing else changes.
     """
+    metrics = request.app[CONTEXT].metrics
+    try:
+        return await _post_turn(request, metrics)
+    except RunnerError as error:
+        metrics.add(REFUSALS, error.code)
+        raise
+
+
+async def _post_turn(request: web.Request, metrics: Metrics) -> web.StreamResponse:
     context = request.app[CONTEXT]
     check_capacity(request)
     session_id = path_id(request, "session_id")
@@ -40,7 +50,7 @@ async def post_turn(request: web.Request) -> web.StreamResponse:
         if handle.refused is not None:
             raise handle.refused
         return _accepted(handle) if behind else json_answer(await _waited(handle, context.server.ping_seconds))
-    return await _streamed(request, handle, form)
+    return await _streamed(request, handle, form, metrics)
 
 
 def prefers_async(request: web.Request) -> bool:
@@ -69,9 +79,10 @@ async def _waited(handle: PromptHandle, seconds: float) -> dict[str, Any]:
         reader.close()
 
 
-async def _streamed(request: web.Request, handle: PromptHandle, form: Form) -> web.StreamResponse:
+async def _streamed(request: web.Request, handle: PromptHandle, form: Form, metrics: Metrics) -> web.StreamResponse:
     stream = Stream(request, form, quick=True)
     if handle.refused is not None:
+        metrics.add(REFUSALS, handle.refused.code)
         async with stream:
             await stream.finish(await _refusal(request, handle, handle.refused))
         return stream.response

@@ -79,8 +79,8 @@ async def _first_beat(turn: TurnContext) -> BeatAnswer:
             answer = BeatAnswer(False, False, left.replica_id, 0, 0.0)
         else:
             answer = await services.beats.first(beat)
-    except RunnerError:
-        if not owners.shared or services.settings.leases.on_unreachable != "open":
+    except RunnerError as error:
+        if error.code != "plane_unavailable" or not owners.shared or services.settings.leases.on_unreachable != "open":
             raise
         if turn.session.unfinished is not None:
             # Nobody can say whether that turn's replica is alive.
@@ -137,7 +137,7 @@ async def _insert(turn: TurnContext, answer: BeatAnswer) -> bool:
     if session.paused is not None and session.paused.live is not None:
         # Until this turn is admitted or not, nobody else may write: the agent's words wait in its inbox.
         session.paused.live.inbox.on_items = None
-    before, busy_before = (head.epoch, head.n), session.busy
+    before, busy_before = head.cursor, session.busy
     earlier = outbox.take()
     head.epoch, head.n, turn.epoch = answer.epoch, 0, answer.epoch
     turn.journal.hold()

@@ -114,7 +114,7 @@ def cold(
     if prompt is None and not questions:
         return None
     known = _prompt(session, prompt) if prompt is not None else None
-    return Paused(turn.turn_id, known, None, questions, tools=dict(tools or {}))
+    return Paused(turn.turn_id, known, None, questions, tools=dict(tools or {}), read=True)
 
 
 def _prompt(session: Session, row: PromptRow) -> Prompt:

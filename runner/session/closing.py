@@ -14,7 +14,7 @@ from runner.rules.prompts import Move
 from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
 from runner.rules.usage import with_turn
-from runner.session import usage
+from runner.session import counting, usage
 from runner.session.context import TurnContext
 from runner.session.ending import result_of
 from runner.session.issued import Issued, rows_of_ending
@@ -43,6 +43,8 @@ async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     result = await _make_durable(turn, end)
     if result is None:
         end, result = await _ended_elsewhere(turn, end)
+    else:
+        counting.turn_ended(turn.services.metrics, session.project, turn.effective.harness, result)
     turn.given_back = returns(turn, end)
     goes_on = end.outcome is not Outcome.PAUSED and end.label not in GIVEN_UP and session.queue.goes_on()
     turn.hands_over = goes_on and session.queue.waits_behind(turn.batch)

@@ -17,6 +17,7 @@ from runner.rules.pool import Key
 from runner.session import views
 from runner.session.applying import KEEP_QUEUE, KILL_SECONDS, SAVE_SECONDS, Applying, error_code, mismatch
 from runner.session.issued import CLOSED, Ask, Issued, outcome_of, reply_of
+from runner.session.outage import Outage
 from runner.session.port import Reply
 from runner.session.registry import Registry
 from runner.session.run import Start
@@ -83,7 +84,14 @@ class Commands:
         return views.command_view(row)
 
     async def _ask(self, key: Key, ask: Ask) -> Reply:
-        session = await self._registry.existing(key)
+        try:
+            session = await self._registry.existing(key)
+        except RunnerError as error:
+            # Whoever holds a lease of it knows the session, and a Stop does not wait for a store.
+            holder = await self._other(key) if error.code == "store_unavailable" else None
+            if holder is None or holder.alive is None:
+                raise
+            return await self._hand_over(key, ask, holder)
         issued = self._applying.by_key(session, ask.idempotency_key)
         if issued is None:
             holder = await self._other(key)
@@ -111,10 +119,9 @@ class Commands:
             holder = await self._services.beats.look(*key)
         except RunnerError as error:
             log.warning("nobody knows who holds session %s: %s", key[1], error.message)
-            turns = await self._services.store.open_turns(key)
-            if not turns or turns[-1].replica_id == self._services.replica_id:
+            turn = await self._services.owners.open_elsewhere(key)
+            if turn is None:
                 return None
-            turn = turns[-1]
             now = self._services.beats.plane_now()
             return Holder(turn.replica_id, None, turn.turn_id, turn.turn_id, turn.epoch, 0.0, now)
         return None if holder is None or holder.replica_id == self._services.replica_id else holder
@@ -212,9 +219,10 @@ class Commands:
 
     async def watch(self) -> None:
         """Look for commands of sessions that are held here, once a beat, for ever; a failing round does not end it."""
+        outage = Outage("the look for commands")
         while True:
             await asyncio.sleep(self._services.settings.leases.beat_seconds)
-            with _logged("a look for commands"):
+            with outage.around():
                 await self._poll()
 
     async def _poll(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.ids import valid_id
 from runner.leases.port import BeatAnswer, Heartbeat, Note
 from runner.rules.pool import Key
@@ -21,6 +21,7 @@ from runner.session.export import Export
 from runner.session.feed import Feeds
 from runner.session.fork import fork
 from runner.session.history import HistoryReader, cursor_of, record_view
+from runner.session.outlets import WATCH, Outlets
 from runner.session.ownerless import Ownerless
 from runner.session.paused import PausedChains
 from runner.session.port import Caller, PromptHandle, Reader, Reply
@@ -28,7 +29,6 @@ from runner.session.registry import Registry
 from runner.session.run import TurnRun
 from runner.session.services import Services
 from runner.session.session import Session
-from runner.session.shown import WATCH, Shown
 from runner.terms import StopReason
 from runner.turn.live import LiveSeat
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
@@ -37,6 +37,7 @@ log = logging.getLogger("runner.session")
 ABORT_SECONDS: Final = 0.5
 REVIVE: Final = "revive"
 """Kind of the note that sends a runner to look for a session's queued prompts."""
+LAPSED: Final = "The lease ran out: another runner may have the session now."
 RESTARTING: Final = "The runner is restarting; this turn was stopped."
 
 
@@ -59,14 +60,24 @@ class Coordinator:
         )
         registry.attach = self._attach
         self.draining = False
-        self.shown: Shown | None = None
+        self.outlets: Outlets | None = None
         """Shows sessions at other replicas, where a live bus is there."""
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def has_capacity(self) -> bool:
         """Whether another turn may be dispatched."""
-        return not self.draining and len(self._runs) < self._services.settings.server.max_turns
+        return not self.draining and self.running < self.max_turns
+
+    @property
+    def running(self) -> int:
+        """How many turns run, or are being admitted."""
+        return len(self._runs)
+
+    @property
+    def max_turns(self) -> int:
+        """How many may."""
+        return self._services.settings.server.max_turns
 
     def _start(self, session: Session, run: TurnRun) -> None:
         """Give a turn its own supervisor task; it belongs to no request."""
@@ -234,8 +245,13 @@ class Coordinator:
 
     async def follow(self, caller: Caller, session_id: str, after: str | None, follow: bool) -> Reader:
         """See ``session.port.Sessions.follow``."""
-        session = await self._registry.existing(self._key(caller, session_id))
-        return HistoryReader(self._services.store, session, cursor_of(after), follow)
+        session, cursor = await self._registry.existing(self._key(caller, session_id)), cursor_of(after)
+        if self._services.owners.shared and cursor is not None and cursor[0] > session.head.epoch:
+            # A turn on its way here may have been dispatched before another replica's turns: it has not read them yet.
+            row = await self._services.store.session(*session.key)
+            if row is not None and row.head_epoch >= cursor[0]:
+                raise owned_elsewhere("Another replica has just had this session. Try again.")
+        return HistoryReader(self._services.store, session, cursor, follow)
 
     async def feed(self, caller: Caller, after: str | None, follow: bool) -> Reader:
         """See ``session.port.Sessions.feed``."""
@@ -277,15 +293,15 @@ class Coordinator:
         services = self._services
         store, leases = await asyncio.gather(services.store.ready(), services.owners.reachable())
         ready = store and not self.draining and (leases or services.settings.leases.on_unreachable == "open")
-        capacity = {"turns": len(self._runs), "max_turns": self._services.settings.server.max_turns}
-        shown = self._registry.shown
+        capacity = {"turns": self.running, "max_turns": self.max_turns}
+        live_file = self._registry.live_file
         return {
             "ready": ready,
             "store": store,
             "leases": leases,
             "capacity": capacity,
             "draining": self.draining,
-            "live_file": shown is None or shown.failing is None,
+            "live_file": live_file is None or live_file.failing is None,
         }
 
     def _key(self, caller: Caller, session_id: str) -> Key:
@@ -317,8 +333,8 @@ class Coordinator:
         """A later beat was answered "not current": a cancel for its turn, the end of a parked seat (DESIGN 3.1.7)."""
         entry = self._runs.get(turn_id)
         if entry is not None:
-            owner = f" by {answer.owner}" if answer.owner else ""
-            entry[0].stop(StopReason.LEASE_LOST, RunnerError("superseded", f"The session was taken over{owner}."))
+            text = f"The session was taken over by {answer.owner}." if answer.owner else LAPSED
+            entry[0].stop(StopReason.LEASE_LOST, RunnerError("superseded", text))
             return
         for session in self._registry.all():
             live = self._services.pool.live(session.key)
@@ -328,7 +344,7 @@ class Coordinator:
     def _give_seat_up(self, session: Session, live: LiveSeat) -> None:
         if session.paused is not None and session.paused.live is live:
             # Cold, until the store says what its new owner made of it; nothing of it is written here any more.
-            session.paused.live = None
+            session.paused.live, session.paused.read = None, True
         session.queue.lost()
         self._services.pool.dismiss(live, StopReason.LEASE_LOST.value)
 
@@ -338,8 +354,8 @@ class Coordinator:
             key = (str(note["project"]), str(note["session_id"]))
             self._services.tasks.spawn(f"queued prompts of {key[1]}", self._start_queued(key))
         elif note.get("kind") == WATCH:
-            if self.shown is not None:
-                self.shown.note(note)
+            if self.outlets is not None:
+                self.outlets.note(note)
         else:
             self.commands.note(note)
 

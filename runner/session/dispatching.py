@@ -177,10 +177,11 @@ class Dispatching:
         """Saved before it is acknowledged, whether or not its client stays (DESIGN 3.6).
 
         Raises:
-            RunnerError: ``store_unavailable``; ``owned_elsewhere``: another replica took the session meanwhile.
+            RunnerError: ``store_unavailable``; ``owned_elsewhere``: another replica took the session meanwhile;
+                ``session_ended``: another one deleted it.
         """
         queue = session.queue
-        prompt.position, prompt.since = session.log.end, (session.head.epoch, session.head.n)
+        prompt.position, prompt.since = session.log.end, session.head.cursor
         prompt.options = {
             "on_busy": request.on_busy,
             "queue_mode": queue.rules.mode,
@@ -195,7 +196,7 @@ class Dispatching:
                 queue.rules.persist(prompt.prompt_id)
             try:
                 await self._with_session(session)
-                await self._services.store.append([], [], [session.prompt_row(prompt, _result(prompt))])
+                await self._save(session.prompt_row(prompt, _result(prompt)))
             except RunnerError as error:
                 queue.fail(prompt, error)
                 raise
@@ -332,9 +333,14 @@ class Dispatching:
                     "queue_full", f"{CONTEXT_MAX} items of context wait in this session already.", retry_after=1
                 )
             await self._with_session(session)
-            await store.append([], [], [row])
+            await self._save(row)
             session.queue.context.append(row)
         return DoneHandle(prompt_id, None, row.state, {}, [])
+
+    async def _save(self, row: PromptRow) -> None:
+        done = await self._services.store.append([], [], [row])
+        if done.dropped:
+            raise RunnerError("session_ended", f"Session {row.session_id} has ended.")
 
     async def _with_session(self, session: Session) -> None:
         """What waits before the first turn must be found behind a restart; for whoever holds ``writing``."""

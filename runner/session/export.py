@@ -35,7 +35,7 @@ class Export:
     def __init__(self, services: Services, session: Session, view: dict[str, Any]) -> None:
         self._services = services
         self._session = session
-        self._until = (session.head.epoch, session.head.n)
+        self._until = session.head.cursor
         running = session.current.turn_id if session.current is not None else None
         self._running = running or (session.unfinished.turn_id if session.unfinished is not None else None)
         self._lines = [to_json({"kind": SESSION, "session": view}) + b"\n"]
@@ -51,8 +51,7 @@ class Export:
             RunnerError: ``store_unavailable``; nothing was sent yet.
         """
         store, key = self._services.store, self._session.key
-        await self._session.outbox.flush()
-        await store.caught_up(*key)
+        await self._session.hand_over()
         self._seen.pruned_to = await store.pruned_to(*key)
         failed = await self._read()
         if failed is not None:
@@ -93,7 +92,7 @@ class Export:
         """The next page, and behind the last one the end; a failure is a value: only ``next`` is told of it."""
         try:
             rows = await self._services.store.records(*self._session.key, self._seen.newest, PAGE)
-            due = [row for row in rows if (row.epoch, row.n) <= self._until]
+            due = [row for row in rows if row.cursor <= self._until]
             for row in due:
                 self._seen.see(row.epoch, row.n, row.turn_id, row.type)
             self._lines += map(_line, due)

@@ -15,12 +15,13 @@ from runner.errors import RunnerError
 from runner.ids import format_cursor
 from runner.rules import feed
 from runner.rules.feed import Position
-from runner.session.history import UNREADABLE
+from runner.session.history import UNREADABLE, next_of
+from runner.session.outage import Outage
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.store.port import FeedRow, Store
 from runner.tasks import Tasks
 from runner.terms import EventType
-from runner.turn.log import Chunk, LogCut, LogEnded, SessionLog
+from runner.turn.log import Chunk, SessionLog
 from runner.wire.codec import event_line, feed_line, ping_line, to_json
 
 log = logging.getLogger("runner.session")
@@ -104,6 +105,7 @@ class Tail:
         self.position: Position = (0, 0)
         self.followers = 0
         self._feeds = feeds
+        self._outage = Outage(f"the feed of project {project}")
         self._owed = 0
         self._eager_until = 0.0
         self._stirred = asyncio.Event()
@@ -142,7 +144,9 @@ class Tail:
             try:
                 await self._poll()
             except Exception as error:
-                log.warning("the feed of project %s waits for the store: %s", self.project, error)
+                self._outage.met(error)
+            else:
+                self._outage.over()
 
     async def _pause(self) -> None:
         """Until the next look: soon while something of this replica is on its way, at the latest after 1 s."""
@@ -215,12 +219,7 @@ class FeedReader:
             self._in_past = False
         if self._live is None:
             raise ReaderEnded
-        try:
-            return await self._live.next(seconds)
-        except LogEnded:
-            raise ReaderEnded from None
-        except LogCut as cut:
-            raise ReaderCut(str(cut)) from None
+        return await next_of(self._live, seconds)
 
     @property
     def ended(self) -> bool:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import orjson
 
 from runner.errors import RunnerError
-from runner.ids import format_cursor, outside_of, parse_cursor, record_id
+from runner.ids import Cursor, format_cursor, outside_of, parse_cursor, record_id
 from runner.rules import fork as rules
 from runner.rules.history import Missing, Wholeness
 from runner.rules.pool import Key
-from runner.session.history import Cursor, pages
+from runner.session.history import pages
 from runner.session.port import Reply
 from runner.session.services import Services
 from runner.session.session import Session
@@ -77,7 +77,7 @@ async def fork(services: Services, session: Session, request: ForkRequest) -> Re
     The configuration is the session's own as it is now. The agent of the fork begins cold and is told of the history.
     """
     after = parse_cursor(request.after)
-    newest = (session.head.epoch, session.head.n)
+    newest = session.head.cursor
     if after is None or after > newest:
         text = f"after: is above the session's newest cursor, {format_cursor(*newest)}."
         raise RunnerError("invalid_request", text, field="after")
@@ -98,7 +98,7 @@ async def fork(services: Services, session: Session, request: ForkRequest) -> Re
         "workspace": workspace,
         **({"reason": reason} if reason else {}),
     }
-    state = {"has_context": taken.cut.context, "unanswered": taken.cut.unanswered, "fork": made}
+    state = {"has_context": taken.cut.open.context, "unanswered": taken.cut.unanswered, "fork": made}
     config = rules.config_of(session.effective.config)
     row = SessionRow(to[0], to[1], now_ms, now_ms, None, head[0], head[1], config, state)
     if await services.store.create_session(row, taken.records):
@@ -113,9 +113,9 @@ def _again(known: SessionRow, session: Session, request: ForkRequest) -> Reply:
     """The session that has the fork's id: made by this request before, or another one."""
     if known.ended_at is not None:
         raise RunnerError("session_ended", f"Session {known.session_id} has ended.")
-    made = known.agent_state.get("fork")
-    if isinstance(made, dict) and (made["forked_from"], made["after"]) == (session.session_id, request.after):
-        return Reply(200, made)
+    made = rules.origin_of(known.agent_state)
+    if made is not None and (made["forked_from"], made["after"]) == (session.session_id, request.after):
+        return Reply(200, dict(made))
     text = f"session_id: there is another session {known.session_id}."
     raise RunnerError("invalid_request", text, field="session_id")
 
@@ -125,11 +125,10 @@ async def _history(
 ) -> tuple[_Taken, list[Missing]]:
     """What goes over, and what that lacks."""
     store, taken = services.store, _Taken(to, session.session_id)
-    await session.outbox.flush()
-    await store.caught_up(*session.key)
+    await session.hand_over()
     taken.seen.pruned_to = await store.pruned_to(*session.key)
     async for rows in pages(store, session.key, None):
-        due = [row for row in rows if (row.epoch, row.n) <= after]
+        due = [row for row in rows if row.cursor <= after]
         for row in due:
             taken.take(row)
         if len(due) < len(rows):
@@ -141,8 +140,7 @@ async def _history(
         raise RunnerError("session_ended", f"Session {session.session_id} has ended.")
     # The turn in which the history is cut needs no ending: it gets one there.
     missing = taken.seen.missing(list(taken.seen.going)[-1:])
-    origin = session.agent_state.get("fork")
-    if isinstance(origin, dict) and not origin["complete"] and not missing:
+    if rules.lacks_begin(session.agent_state) and not missing:
         missing = [Missing.BEGIN]
     if missing and not request.allow_incomplete:
         why = ", ".join(_WHY[item] for item in missing)

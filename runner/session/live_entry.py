@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from runner.ids import Cursor
 from runner.rules.pool import Key
 from runner.turn.log import Chunk
-
-Cursor = tuple[int, int]
 
 
 class Entry(NamedTuple):

@@ -9,16 +9,16 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import Ids
+from runner.ids import Cursor, Ids
 from runner.leases.live import OLDEST, LiveBus
 from runner.rules.following import Place, known_of
 from runner.rules.pool import Key
 from runner.session.history import HistoryReader, cursor_of
-from runner.session.live_entry import Cursor, Entry, decode
+from runner.session.live_entry import Entry, decode
+from runner.session.outlets import Wish, note_of
 from runner.session.owners import Owners
 from runner.session.port import Reader, ReaderCut
 from runner.session.prompts import Presence
-from runner.session.shown import Wish, note_of
 from runner.store.port import Store
 from runner.tasks import Tasks
 from runner.turn.journal import Head
@@ -263,7 +263,7 @@ class Mirrors:
                 self._is_deaf(owner)
                 return None
             self._deaf.pop(owner, None)
-            if cursor is not None and cursor > (mirror.head.epoch, mirror.head.n):
+            if cursor is not None and cursor > mirror.head.cursor:
                 await mirror.settle()
             return None if mirror.closed else HistoryReader(self._store, mirror, cursor, True)
         except ReaderCut:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.store.one_by_one import one_by_one
 from runner.store.port import Appended, Ending, InteractionRow, PromptRow, RecordRow, Store
-from runner.store.replay import same_ending
+from runner.store.replay import ENDED_OTHERWISE, same_ending
 from runner.store.rows import REFUSED
 from runner.tasks import Tasks
 
@@ -148,12 +149,7 @@ class Outbox:
             RunnerError: ``store_unavailable``; what could not be written stays queued.
         """
         while self._batch.prompts:
-            batch = self.take()
-            try:
-                await self._append(batch)
-            except BaseException:
-                self.give_back(batch)
-                raise
+            await self._write_batch()
 
     async def add_ending(self, make: Callable[[], RecordRow]) -> bool:
         """Write the ending that a turn's history lacks, behind all that was shown before; see ``Store.add_ending``.
@@ -165,12 +161,7 @@ class Outbox:
         """
         async with self.writing:
             while self._batch:
-                batch = self.take()
-                try:
-                    await self._append(batch)
-                except BaseException:
-                    self.give_back(batch)
-                    raise
+                await self._write_batch()
             return await self._store.add_ending(make())
 
     async def written(self, seconds: float) -> None:
@@ -204,12 +195,7 @@ class Outbox:
                 await self._write_ending(self._endings[0])
                 del self._endings[0]
             if self._batch:
-                batch = self.take()
-                try:
-                    await self._append(batch)
-                except BaseException:
-                    self.give_back(batch)
-                    raise
+                await self._write_batch()
             self.on_written()
 
     async def _write_ending(self, ending: Ending) -> None:
@@ -227,13 +213,22 @@ class Outbox:
     async def set_aside(self, ending: Ending) -> None:
         """Somebody else wrote the turn's one ending: these records are kept where no reader sees them (DESIGN 3.9)."""
         log.error("turn %s had already ended; its ending was dropped", ending.turn.turn_id)
-        await self._quarantine(ending.records, "ended_otherwise", ending.turn.ended_at or 0)
+        await self._quarantine(ending.records, ENDED_OTHERWISE, ending.turn.ended_at or 0)
 
     async def _quarantine(self, records: Sequence[RecordRow], reason: str, at: int) -> None:
         try:
             await self._store.quarantine(records, reason, at)
         except Exception as error:
             log.error("%d records of %s are lost: %s", len(records), self._name, error)
+
+    async def _write_batch(self) -> None:
+        """All that is queued; what cannot be written is queued again."""
+        batch = self.take()
+        try:
+            await self._append(batch)
+        except BaseException:
+            self.give_back(batch)
+            raise
 
     async def _append(self, batch: Batch) -> None:
         questions, prompts = list(batch.questions.values()), list(batch.prompts.values())
@@ -253,12 +248,4 @@ class Outbox:
                 self.on_stale()
 
     async def _one_by_one(self, records: Sequence[RecordRow]) -> None:
-        """One row that the store refuses must not take its neighbours with it (cases G2, G8)."""
-        for row in records:
-            try:
-                await self._store.append([row])
-            except RunnerError as error:
-                if error.code != "internal":
-                    raise
-                log.error("record %s (%s) of %s was refused: %s", row.record_id, row.type, self._name, error)
-                await self._quarantine([row], REFUSED, row.at)
+        await one_by_one(records, self._store.append, lambda row: self._quarantine([row], REFUSED, row.at))

@@ -14,6 +14,7 @@ from runner.clock import Clock
 from runner.errors import RunnerError, owned_elsewhere
 from runner.leases.port import BeatAnswer, Heartbeat, LeasePlane, Note, ReplicaInfo
 from runner.rules.pool import Key
+from runner.session.outage import Outage
 from runner.session.reconcile import close_session
 from runner.store.port import Store, TurnRow
 from runner.terms import Outcome
@@ -48,6 +49,7 @@ class Owners:
             which its turns get their endings.
         lost_after_seconds: how long a turn may be without a holder before the sweep ends it.
         answer_seconds: longest wait for one answer of the plane.
+        on_lost: told of each turn that was ended as lost.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Owners:
         hand_in: Callable[[ReplicaInfo], AbstractAsyncContextManager[None]],
         lost_after_seconds: float,
         answer_seconds: float,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.me = me
         self._plane = plane
@@ -72,6 +75,7 @@ class Owners:
         self._hand_in = hand_in
         self._lost_after = lost_after_seconds
         self._answer_seconds = answer_seconds
+        self._on_lost = on_lost
         self._unheld: dict[tuple[str, str], float] = {}
         self._forgotten: dict[tuple[str, str], tuple[str, float]] = {}
         self._swept = 0.0
@@ -81,6 +85,7 @@ class Owners:
         self._urls: dict[str, str | None] = {}
         self._burials: dict[str, asyncio.Task[None]] = {}
         self._closings: set[asyncio.Task[bool]] = set()
+        self._outage = Outage("asking the plane who has a session")
 
     @property
     def shared(self) -> bool:
@@ -98,8 +103,9 @@ class Owners:
         try:
             holder = await self._ask(self._plane.look(project, session_id))
         except RunnerError as error:
-            log.warning("the plane does not tell who owns session %s: %s", session_id, error.message)
+            self._outage.met(error.message)
             return await self._by_store((project, session_id))
+        self._outage.over()
         if holder is None or holder.replica_id == self.me.replica_id:
             return None
         if holder.advertise_url is None and await self.gone(holder.replica_id):
@@ -108,11 +114,19 @@ class Owners:
 
     async def _by_store(self, key: Key) -> Elsewhere | None:
         try:
-            turns = await self._store.open_turns(key)
+            turn = await self.open_elsewhere(key)
         except RunnerError:
             return None
-        owner = turns[-1].replica_id if turns else self.me.replica_id
-        return Elsewhere(owner, self._urls.get(owner)) if owner != self.me.replica_id else None
+        return Elsewhere(turn.replica_id, self._urls.get(turn.replica_id)) if turn is not None else None
+
+    async def open_elsewhere(self, key: Key) -> TurnRow | None:
+        """The newest open turn of a session where another replica runs it: the owner, as far as the store tells.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        turns = await self._store.open_turns(key)
+        return turns[-1] if turns and turns[-1].replica_id != self.me.replica_id else None
 
     async def unsettled(self, project: str, session_id: str) -> bool:
         """Whether another replica's turn of a session has no ending yet: who had it may renew what a plane forgot."""
@@ -191,6 +205,7 @@ class Owners:
             burial = asyncio.create_task(self._bury(dead), name=f"bury {dead.replica_id}")
             self._burials[dead.replica_id] = burial
             burial.add_done_callback(lambda _: self._burials.pop(dead.replica_id, None))
+            burial.add_done_callback(_noted)
         await asyncio.shield(burial)
 
     async def _bury(self, dead: ReplicaInfo) -> None:
@@ -223,6 +238,7 @@ class Owners:
         closing = asyncio.create_task(self.close_lost(turn), name=f"close {turn.turn_id}")
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
+        closing.add_done_callback(_noted)
         return await asyncio.shield(closing)
 
     def forgotten(self, turn: TurnRow) -> bool:
@@ -237,6 +253,11 @@ class Owners:
         replica is known to be gone, whatever the plane remembers.
         """
         key = (turn.project, turn.session_id)
+        if not gone and await self.gone(turn.replica_id):
+            # It is buried now: what it had shown came before the ending.
+            known = await self._store.turn(*key, turn.turn_id)
+            if known is not None and known.outcome is not None:
+                return True
         row = await self._store.session(*key)
         if row is None:
             log.error("session %s has no row", turn.session_id)
@@ -244,7 +265,8 @@ class Owners:
         left = None if gone else turn
         async with self.alone(key, max(row.head_epoch, turn.epoch), turn.turn_id, left) as epoch:
             if epoch is not None:
-                await close_session(self._store, self._clock, key, turn, epoch)
+                if await close_session(self._store, self._clock, key, turn, epoch):
+                    self._on_lost()
                 self._forgotten.pop((turn.project, turn.turn_id), None)
         return epoch is not None
 
@@ -348,3 +370,9 @@ class Owners:
                 return await call
         except TimeoutError:
             raise RunnerError("plane_unavailable", "The lease plane gives no answer.") from None
+
+
+def _noted(task: asyncio.Task[Answer]) -> None:
+    """Whoever asked for it may have gone away."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("%s failed: %s", task.get_name(), error)

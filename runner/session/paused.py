@@ -67,7 +67,8 @@ class PausedChains:
             return
         live = paused.live
         if live is None:
-            self._cooled(session, paused)
+            if not (paused.read and self._services.owners.shared):
+                self._cooled(session, paused)
             return
         book = self._services.pool.book
         if not book.holds(live.seat):

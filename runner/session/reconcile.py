@@ -67,7 +67,7 @@ async def newest(store: Store, row: SessionRow) -> Newest:
     """Records outside of a turn may be newer than what the session's row says."""
     head, idle = (row.head_epoch, row.head_n), False
     async for rows in pages(store, (row.project, row.session_id), head):
-        head = (rows[-1].epoch, rows[-1].n)
+        head = rows[-1].cursor
         idle = idle or any(record.type == EventType.SESSION_IDLE for record in rows)
     return Newest(head, idle)
 
@@ -88,8 +88,10 @@ async def _open_questions(store: Store) -> list[InteractionRow]:
     ]
 
 
-async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | None, epoch: int | None = None) -> None:
+async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | None, epoch: int | None = None) -> bool:
     """Write every ending that a session lacks, in ``epoch`` (granted to the caller; None: nobody else writes).
+
+    Whether the turn got its ending by that.
 
     Raises:
         RunnerError: ``store_unavailable``, also while something of the session is on its way to the store still.
@@ -98,7 +100,7 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
     session = await store.session(*key)
     if session is None:
         log.error("session %s has no row", key[1])
-        return
+        return False
     head = max((session.head_epoch, session.head_n), (turn.epoch, 0) if turn is not None else (0, 0))
     head = max(head, (await newest(store, session)).head)
     open_now = await told(store, key)
@@ -119,10 +121,10 @@ async def close_session(store: Store, clock: Clock, key: Key, turn: TurnRow | No
     closing = _Closing(session, head[0] + 1 if epoch is None else epoch, clock.now_ms(), turn, waits_on)
     closing.write(open_now, questions)
     prompts = [known for name in open_now.prompts if (known := await store.prompt(*key, name)) is not None]
-    await _save(store, closing, questions, prompts)
+    return await _save(store, closing, questions, prompts)
 
 
-async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> None:
+async def _save(store: Store, closing: _Closing, questions: list[InteractionRow], prompts: list[PromptRow]) -> bool:
     turn, records = closing.turn, closing.records
     ended_as = PromptState.ACTIVE if closing.waits_on else PromptState.FAILED
     failed = [replace(row, state=ended_as) for row in prompts]
@@ -130,7 +132,7 @@ async def _save(store: Store, closing: _Closing, questions: list[InteractionRow]
     if turn is None:
         await store.append(records, questions, failed)
         await store.save_session(head)
-        return
+        return False
     usage = await _used(store, closing.session, turn)
     result = _result(turn, turn.prompt_id) | {"usage": usage}
     head = replace(head, usage=with_turn(head.usage, usage))
@@ -143,7 +145,7 @@ async def _save(store: Store, closing: _Closing, questions: list[InteractionRow]
         for row in await store.open_commands((turn.project, turn.session_id))
         if row.turn_id == turn.turn_id
     ]
-    await store.end(Ending(head, ended, own, questions, records, others, commands))
+    return await store.end(Ending(head, ended, own, questions, records, others, commands))
 
 
 async def _used(store: Store, session: SessionRow, turn: TurnRow) -> dict[str, Any]:

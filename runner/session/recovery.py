@@ -17,9 +17,10 @@ from runner.errors import RunnerError
 from runner.ids import outside_of, parse_cursor, record_id
 from runner.rules.pool import Key
 from runner.rules.recovered import BLOCKS, Recovered, Shown, Stored
-from runner.rules.unfinished import READ, unfinished
+from runner.rules.unfinished import READ, Unfinished
 from runner.session.ending import result_outside_of_turns
 from runner.session.history import pages
+from runner.store.one_by_one import one_by_one
 from runner.store.port import InteractionRow, PromptRow, RecordRow, Store
 from runner.store.rows import REFUSED
 from runner.terms import EventType, InteractionStatus, Outcome, PromptState
@@ -146,20 +147,20 @@ async def _prepare(store: Store, key: Key, epochs: Mapping[int, _Epoch]) -> bool
                 found.wanted.add(turn_id)
     whole = any(found.wanted for found in epochs.values())
     stored = {epoch: Stored() for epoch in epochs}
-    told: list[tuple[str, dict[str, Any]]] = []
+    open_now = Unfinished()
     tools_of: dict[int, Mapping[str, Mapping[str, Any]]] = {}
     async for rows in pages(store, key, None if whole else (min(epochs), 0)):
         for row in rows:
-            if row.epoch in stored:
+            wanted, tells = row.epoch in stored, whole and row.type in READ
+            data = orjson.loads(row.data) if wanted or tells else {}
+            if wanted:
                 if row.epoch not in tools_of:
-                    tools_of[row.epoch] = unfinished(told).tools
-                data = orjson.loads(row.data)
+                    tools_of[row.epoch] = dict(open_now.tools)
                 stored[row.epoch].take(Shown(row.n, row.turn_id, row.prompt_id, row.type, data, row.at, True))
-            if whole and row.type in READ:
-                told.append((row.type, orjson.loads(row.data)))
-    left = unfinished(told).tools
+            if tells:
+                open_now.see(row.type, data)
     for epoch, found in epochs.items():
-        stored[epoch].tools = tools_of.get(epoch, left)
+        stored[epoch].tools = tools_of.get(epoch, open_now.tools)
         found.fold = Recovered(epoch, stored[epoch])
     return True
 
@@ -169,8 +170,12 @@ def _fold(epochs: Mapping[int, _Epoch], lines: bytes, durable: bool) -> None:
         for epoch, item in _shown(line, durable=durable):
             found = epochs.get(epoch)
             wanted = found is not None and (item.turn_id is None or item.turn_id in found.wanted)
-            if wanted and found is not None and found.fold is not None:
+            if not wanted or found is None or found.fold is None:
+                continue
+            try:
                 found.fold.take(item)
+            except (KeyError, TypeError, ValueError) as error:
+                log.error("event %d.%d (%s) that a dead replica left is none: %r", epoch, item.n, item.type, error)
 
 
 def _row(key: Key, epoch: int, item: Shown) -> RecordRow:
@@ -198,16 +203,8 @@ async def _batch(store: Store, clock: Clock, rows: Sequence[RecordRow]) -> int:
     except RunnerError as error:
         if error.code != "internal":
             raise
-    late = 0
-    for row in rows:
-        try:
-            late += (await store.write_batch([row])).quarantined
-        except RunnerError as error:
-            if error.code != "internal":
-                raise
-            log.error("record %s (%s) of session %s was refused: %s", row.record_id, row.type, row.session_id, error)
-            await store.quarantine([row], REFUSED, clock.now_ms())
-    return late
+    done = await one_by_one(rows, store.write_batch, lambda row: store.quarantine([row], REFUSED, clock.now_ms()))
+    return done.quarantined
 
 
 async def _prompts(store: Store, key: Key, rows: Sequence[RecordRow], epoch: _Epoch) -> list[PromptRow]:

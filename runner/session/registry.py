@@ -48,7 +48,7 @@ class Registry:
     """Maps (project, session) to its one object in this process.
 
     ``shared``: other replicas serve the same store: what is remembered counts only while this one holds the session.
-    ``shown``: where what is shown survives a kill of the process.
+    ``live_file``: where what is shown survives a kill of the process.
     ``on_stale``: told of a session whose records the store set aside, for another replica writes it now.
     """
 
@@ -62,16 +62,16 @@ class Registry:
         *,
         shared: bool,
         on_stale: Callable[[Session], None],
-        shown: LiveFile | None = None,
+        live_file: LiveFile | None = None,
     ) -> None:
         self._on_stale = on_stale
         self.tell: Tell = untold
         """Hears what becomes of questions."""
         self.attach: Callable[[Session], None] = lambda session: None
         """Told of each session that comes into memory."""
-        self.shown = shown
-        if shown is not None:
-            shown.at_rest = self._at_rest
+        self.live_file = live_file
+        if live_file is not None:
+            live_file.at_rest = self._at_rest
         self._shared = shared
         self._store = store
         self._clock = clock
@@ -104,6 +104,10 @@ class Registry:
         Raises:
             RunnerError: ``store_unavailable``.
         """
+        earlier = self._loading.get(key)
+        if earlier is not None and self._shared:
+            # It may have read what was before this was asked.
+            await asyncio.wait({earlier})
         loading, session = self._loading.get(key), self._sessions.get(key)
         if loading is None and session is not None and (not self._shared or self.holds(key)):
             self._sessions.move_to_end(key)
@@ -287,7 +291,7 @@ class Registry:
             ring_bytes=self._settings.server.ring_bytes,
             buffer_bytes=self._settings.server.reader_buffer_bytes,
             ring_seconds=self._settings.server.ring_seconds,
-            kept=self.shown.pen(row.project, row.session_id) if self.shown is not None else None,
+            kept=self.live_file.pen(row.project, row.session_id) if self.live_file is not None else None,
         )
         session.learn_secrets(effective.secrets.values())
         session.tell = self.tell

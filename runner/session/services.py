@@ -10,6 +10,7 @@ from runner.clock import Clock
 from runner.config import Settings
 from runner.ids import Ids
 from runner.leases.heartbeat import Heartbeats
+from runner.metrics import Metrics
 from runner.pool.pool import Pool
 from runner.rules.reuse import Windows
 from runner.rules.story import Stories
@@ -37,6 +38,7 @@ class Services:
     settings: Settings
     tasks: Tasks
     stories: Stories
+    metrics: Metrics
     windows: Mapping[str, Windows]
     on_paused: Callable[[Session], None]
     owners: Owners

@@ -48,6 +48,7 @@ class Paused:
         resume_at: when it may go on by itself again, loop time.
         begun: when its last turn was dispatched, loop time.
         tools: open calls of an agent that is gone, not closed yet.
+        read: it is what the store says: its agent, if there is one, may be another replica's.
     """
 
     turn_id: str
@@ -59,6 +60,7 @@ class Paused:
     timer: asyncio.TimerHandle | None = None
     begun: float = 0.0
     tools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    read: bool = False
 
 
 @dataclass(slots=True)
@@ -233,7 +235,7 @@ class Session:
 
         Secret values that are known here stay where the configuration did. Readers go on by their cursors.
         """
-        if (row.head_epoch, row.head_n) != (self.head.epoch, self.head.n):
+        if (row.head_epoch, row.head_n) != self.head.cursor:
             self.head.epoch, self.head.n = row.head_epoch, row.head_n
             self.log.restart()
             self.log_since = (row.head_epoch, row.head_n)
@@ -291,6 +293,15 @@ class Session:
         await self.outbox.flush()
         if not self.taken:
             await self._store.caught_up(*self.key)
+
+    async def hand_over(self) -> None:
+        """As ``settle``, for who asks the store past this replica: what its running turn gave away is there too.
+
+        Raises:
+            RunnerError: ``store_unavailable``.
+        """
+        await self.outbox.flush()
+        await self._store.caught_up(*self.key)
 
     def begin_busy(self, journal: Journal) -> None:
         """``session_busy``, once per busy period."""

@@ -10,6 +10,7 @@ from typing import Final
 from runner.errors import RunnerError
 from runner.leases.port import LeasePlane
 from runner.rules.command import SWEEP_SECONDS
+from runner.session.outage import Outage
 
 log = logging.getLogger("runner.session")
 LEASE: Final = "sweep"
@@ -34,6 +35,7 @@ class Sweep:
         self._plane = plane
         self._replica_id = replica_id
         self._jobs = dict(jobs)
+        self._outages = {name: Outage(f"the sweep of {name}") for name in jobs}
         self._lease = lease
 
     async def run(self) -> None:
@@ -58,14 +60,15 @@ class Sweep:
                 await self._do(name, job)
         return mine
 
-    @staticmethod
-    async def _do(name: str, job: Job) -> None:
+    async def _do(self, name: str, job: Job) -> None:
         try:
             async with asyncio.timeout(JOB_SECONDS):
                 await job()
         except RunnerError as error:
-            log.warning("the sweep of %s failed: %s", name, error.message)
+            self._outages[name].met(error.message)
         except TimeoutError:
-            log.warning("the sweep of %s took too long", name)
+            self._outages[name].met(f"it took more than {JOB_SECONDS:g} s")
         except Exception:
             log.exception("the sweep of %s failed", name)
+        else:
+            self._outages[name].over()

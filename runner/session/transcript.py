@@ -10,7 +10,9 @@ from typing import Final
 import orjson
 
 from runner.errors import RunnerError
-from runner.rules.history import Cursor, Missing, Wholeness
+from runner.ids import Cursor
+from runner.rules.fork import lacks_begin
+from runner.rules.history import Missing, Wholeness
 from runner.rules.transcript import LIMIT_BYTES, READ, preface, turns
 from runner.session.history import pages
 from runner.session.session import Session
@@ -31,7 +33,7 @@ async def rebuilt(store: Store, session: Session, but: str) -> str | None:
     does where records are known to be missing, or left out because of their age.
     """
     told = _Told(store, session, but)
-    upper, width, missing = session.head.epoch + 1, EPOCHS, not await _caught_up(store, session)
+    upper, width, missing = session.head.epoch + 1, EPOCHS, not await _caught_up(session)
     try:
         # From the newest epochs backwards: a long session is not read to its begin.
         while upper > 1 and sum(map(len, told.texts)) < LIMIT_BYTES:
@@ -50,11 +52,10 @@ async def rebuilt(store: Store, session: Session, but: str) -> str | None:
     return preface(told.texts, left_out=left_out, missing=missing)
 
 
-async def _caught_up(store: Store, session: Session) -> bool:
+async def _caught_up(session: Session) -> bool:
     """Whether the store has all that is known of the session; what it has is told in any case."""
     try:
-        await session.outbox.flush()
-        await store.caught_up(*session.key)
+        await session.hand_over()
     except RunnerError as error:
         log.warning("records of session %s are still on their way: %s", session.session_id, error)
         return False
@@ -96,11 +97,10 @@ class _Told:
 
     def lacks(self, lower: int, pruned_to: Cursor | None, lost: Sequence[Cursor]) -> list[Missing]:
         """What is missing of all epochs from ``lower`` on, and of what is before them."""
-        origin = self._session.agent_state.get("fork")
-        cut = (lower - 1, 0) if lower > 1 or (isinstance(origin, dict) and not origin["complete"]) else None
+        cut = (lower - 1, 0) if lower > 1 or lacks_begin(self._session.agent_state) else None
         seen = Wholeness(pruned_to or cut)
         for mark in self._marks:
             seen.see(*mark)
         head = self._session.head
-        seen.lost(lost, (head.epoch, head.n))
+        seen.lost(lost, head.cursor)
         return seen.missing([self._but])

@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.rules.usage import cleaned, with_parked, with_seconds
+from runner.session import counting
 from runner.session.context import TurnContext
 from runner.session.services import Services
 from runner.session.session import Session
@@ -41,13 +42,18 @@ def start(turn: TurnContext) -> Iterator[Callable[[LiveSeat], None]]:
 
 def takes(turn: TurnContext, live: LiveSeat) -> None:
     """The turn takes a seat that was kept warm until now."""
-    session = turn.session
-    session.usage = with_parked(session.usage, live.uncounted(turn.services.clock.monotonic()))
+    _count_warm(turn.services, turn.session, live)
     live.on_leave = lambda: _count(turn, live)
 
 
 def _count(turn: TurnContext, live: LiveSeat) -> None:
     turn.meter.sandbox_seconds += live.uncounted(turn.services.clock.monotonic())
+
+
+def _count_warm(services: Services, session: Session, live: LiveSeat) -> None:
+    seconds = live.uncounted(services.clock.monotonic())
+    session.usage = with_parked(session.usage, seconds)
+    counting.warm_seconds(services.metrics, session.project, seconds)
 
 
 def turn_ends(turn: TurnContext) -> None:
@@ -61,7 +67,7 @@ def parks(services: Services, session: Session, live: LiveSeat) -> None:
     """From now on the seat is kept warm for the session's next turn."""
 
     def left() -> None:
-        session.usage = with_parked(session.usage, live.uncounted(services.clock.monotonic()))
+        _count_warm(services, session, live)
         services.tasks.spawn(f"usage of {session.session_id}", _save(services, session))
 
     live.on_leave = left

@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.clock import rfc3339
 from runner.pool.pool import Pool, warm_until
+from runner.rules.fork import origin_of
 from runner.rules.story import Told, render
 from runner.rules.usage import cleaned
 from runner.session.session import LastTurn, Session
@@ -71,7 +72,7 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[Inte
 
 def _origin(agent_state: Mapping[str, Any]) -> dict[str, Any]:
     """Where a fork's history is from."""
-    made = agent_state.get("fork")
+    made = origin_of(agent_state)
     return {"forked_from": {"session_id": made["forked_from"], "after": made["after"]}} if made else {}
 
 

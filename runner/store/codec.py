@@ -49,8 +49,8 @@ def decode_answer(call: str, body: bytes) -> Any:
 
 
 def projects(call: str, parameters: Mapping[str, Any]) -> set[str]:
-    """Every project that the parameters of a call name, in whatever row."""
-    found = {str(parameters["project"])} if "project" in parameters else set()
+    """Every project that the parameters of a call name, in whatever row; all of them at once are ``""``: none."""
+    found = {str(parameters["project"] or "")} if "project" in parameters else set()
     if parameters.get("key") is not None:
         found.add(str(parameters["key"][0]))
     for value in parameters.values():

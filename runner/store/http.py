@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
-from typing import Any, Final, TypeVar
+from operator import attrgetter, itemgetter
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -37,8 +37,6 @@ log = logging.getLogger("runner.store")
 CALL_SECONDS: Final = 5.0
 BATCH_BYTES: Final = 4 * 1024 * 1024
 PAGE_ROWS: Final = 500
-
-Row = TypeVar("Row", TurnRow, CommandRow, InteractionRow)
 
 
 class HttpStore:
@@ -107,6 +105,20 @@ class HttpStore:
         """Of every project that this runner has a token for."""
         found = [row for project in self._client.projects for row in await self._call(call, project, **parameters)]
         return sorted(found, key=attrgetter(order))
+
+    async def _paged(
+        self, call: str, project: str, limit: int, behind: str, place: Callable[[Any], Any], **parameters: Any
+    ) -> list[Any]:
+        """Page by page: the parameter ``behind`` says where one begins, at the ``place`` of the last row so far."""
+        found: list[Any] = []
+        while (left := bounded(limit) - len(found)) > 0:
+            wanted = min(left, PAGE_ROWS)
+            page = await self._call(call, project, project=project, limit=wanted, **parameters)
+            found += page
+            if len(page) < wanted:
+                break
+            parameters[behind] = place(page[-1])
+        return found
 
     async def admit(self, admission: Admission) -> bool:
         return bool(await self._call("admit", admission.turn.project, admission=admission))
@@ -184,15 +196,7 @@ class HttpStore:
                 await self._call("quarantine", batch[0].project, records=batch, reason=reason, at=at)
 
     async def quarantined(self, project: str, limit: int, after: int = 0) -> list[tuple[int, QuarantinedRow]]:
-        found: list[tuple[int, QuarantinedRow]] = []
-        while (left := bounded(limit) - len(found)) > 0:
-            wanted = min(left, PAGE_ROWS)
-            page = await self._call("quarantined", project, project=project, limit=wanted, after=after)
-            found += page
-            if len(page) < wanted:
-                break
-            after = page[-1][0]
-        return found
+        return await self._paged("quarantined", project, limit, "after", itemgetter(0), after=after)
 
     async def submit_command(self, row: CommandRow) -> CommandRow:
         submitted: CommandRow = await self._call("submit_command", row.project, row=row)
@@ -234,15 +238,8 @@ class HttpStore:
         return found
 
     async def sessions(self, project: str, limit: int, before: tuple[int, str] | None = None) -> list[SessionRow]:
-        found: list[SessionRow] = []
-        while (left := bounded(limit) - len(found)) > 0:
-            wanted = min(left, PAGE_ROWS)
-            page = await self._call("sessions", project, project=project, limit=wanted, before=before)
-            found += page
-            if len(page) < wanted:
-                break
-            before = (page[-1].updated_at, page[-1].session_id)
-        return found
+        place = attrgetter("updated_at", "session_id")
+        return await self._paged("sessions", project, limit, "before", place, before=before)
 
     async def prompt(self, project: str, session_id: str, prompt_id: str) -> PromptRow | None:
         own = {"project": project, "session_id": session_id, "prompt_id": prompt_id}
@@ -277,17 +274,8 @@ class HttpStore:
     async def records(
         self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
     ) -> list[RecordRow]:
-        found: list[RecordRow] = []
-        while (left := bounded(limit) - len(found)) > 0:
-            wanted = min(left, PAGE_ROWS)
-            page = await self._call(
-                "records", project, project=project, session_id=session_id, after=after, limit=wanted
-            )
-            found += page
-            if len(page) < wanted:
-                break
-            after = (page[-1].epoch, page[-1].n)
-        return found
+        place = attrgetter("cursor")
+        return await self._paged("records", project, limit, "after", place, after=after, session_id=session_id)
 
     async def interactions(
         self, project: str, session_id: str | None = None, status: str | None = None
@@ -318,22 +306,14 @@ class HttpStore:
         return found
 
     async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
-        found: list[FeedRow] = []
-        while (left := bounded(limit) - len(found)) > 0:
-            wanted = min(left, PAGE_ROWS)
-            page = await self._call("feed", project, project=project, after=after, limit=wanted)
-            found += page
-            if len(page) < wanted:
-                break
-            after = page[-1].position
-        return found
+        return await self._paged("feed", project, limit, "after", attrgetter("position"), after=after)
 
     async def feed_span(self, project: str) -> Span:
         return Span(*await self._call("feed_span", project, project=project))
 
     async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
         trimmed = 0
-        for name in self._client.projects if project is None else (project,):
+        for name in self._projects(project):
             own = {"project": name, "before_ms": before_ms, "limit": limit - trimmed}
             trimmed += await self._call("trim_feed", name, **own)
         return trimmed

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.ids import Key
 from runner.store.port import InteractionRow, PromptRow, RecordRow, SessionRow, TurnRow
-from runner.store.spool_file import Key
 
 
 @dataclass(slots=True, eq=False)

@@ -34,9 +34,7 @@ class MemoryStore(MemoryUpkeep):
         turn = admission.turn
         by_id, by_epoch = (turn.project, turn.turn_id), (turn.project, turn.session_id, turn.epoch)
         newest, head = self._newest_epochs(turn.project, turn.session_id)
-        known = self._sessions.get((turn.project, turn.session_id))
-        over = known is not None and rows.session_row(known).ended_at is not None
-        if over or by_id in self._turns or by_epoch in self._epochs or max(newest, head) > turn.epoch:
+        if self._over(turn) or by_id in self._turns or by_epoch in self._epochs or max(newest, head) > turn.epoch:
             return False
         fresh = self._fresh(admission.records)
         self._turns[by_id] = rows.turn_parameters(turn)
@@ -80,7 +78,10 @@ class MemoryStore(MemoryUpkeep):
     ) -> Appended:
         self._usable()
         unasked = sum(self._asked_late(row) for row in interactions)
-        done = self._judge_and_save(records, unasked)
+        told = {(row.project, row.session_id) for row in records}
+        given: list[InteractionRow | PromptRow] = [*interactions, *prompts]
+        others = [row for row in given if (row.project, row.session_id) not in told]
+        done = self._judge_and_save(records, unasked, sum(map(self._deleted, others)))
         if not done.quarantined and not done.dropped:
             self._save(prompts, interactions, {})
         return done

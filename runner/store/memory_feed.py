@@ -25,8 +25,8 @@ class MemoryFeed:
         """Records were inserted."""
         for row in rows:
             if row.type in FED:
-                place = (row.epoch, row.n)
-                self._feed_item(row.project, row.session_id, row.turn_id, row.type, place, row.data.decode(), row.at)
+                text = row.data.decode()
+                self._feed_item(row.project, row.session_id, row.turn_id, row.type, row.cursor, text, row.at)
 
     def _feed_session(self, before: SessionRow | None, row: SessionRow) -> None:
         """A session was saved."""

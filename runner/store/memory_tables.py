@@ -61,8 +61,11 @@ class MemoryTables(MemoryFeed):
         mine = [turn for turn in self._all_turns() if (turn.project, turn.session_id) == (project, session_id)]
         return max(mine, key=lambda turn: turn.epoch, default=None)
 
-    def _judge_and_save(self, records: Sequence[RecordRow], unasked: int) -> Appended:
-        """Write records that count, set late ones aside; ``unasked``: questions that were late."""
+    def _judge_and_save(self, records: Sequence[RecordRow], unasked: int, gone: int = 0) -> Appended:
+        """Write records that count, set late ones aside.
+
+        ``unasked``: questions that were late; ``gone``: other rows of deleted sessions.
+        """
         judged = [(row, self._late(row)) for row in records]
         fresh = self._fresh(row for row, why in judged if why is None)
         self._save((), (), fresh)
@@ -70,7 +73,7 @@ class MemoryTables(MemoryFeed):
         for row, why in aside:
             self._set_aside(row, str(why), self._clock.now_ms())
         dropped = sum(why is Late.SESSION_DELETED for _, why in judged)
-        return Appended(len(judged) - len(aside) - dropped, len(aside) + unasked, dropped)
+        return Appended(len(judged) - len(aside) - dropped, len(aside) + unasked, dropped + gone)
 
     def _late(self, row: RecordRow) -> Late | None:
         """Why a record does not count; one that is stored already does."""
@@ -79,11 +82,11 @@ class MemoryTables(MemoryFeed):
         newest = self._newest_epochs(row.project, row.session_id)
         return late(row.turn_id, row.epoch, self._standing(row), *newest, ended=self._over(row))
 
-    def _over(self, row: RecordRow) -> bool:
+    def _over(self, row: RecordRow | InteractionRow | PromptRow | TurnRow) -> bool:
         session = self._sessions.get((row.project, row.session_id))
         return session is not None and rows.session_row(session).ended_at is not None
 
-    def _deleted(self, row: RecordRow) -> bool:
+    def _deleted(self, row: RecordRow | InteractionRow | PromptRow) -> bool:
         return self._over(row) and self._newest_turn(row.project, row.session_id) is None
 
     def _asked_late(self, row: InteractionRow) -> bool:
@@ -137,10 +140,10 @@ class MemoryTables(MemoryFeed):
         key = (row.project, row.session_id)
         stored = rows.session_row(self._sessions[key]) if key in self._sessions else None
         if stored is not None:
-            if (row.head_epoch, row.head_n) < (stored.head_epoch, stored.head_n):
+            over = stored.ended_at is not None
+            if over or (row.head_epoch, row.head_n) < (stored.head_epoch, stored.head_n):
                 return
-            ended_at = row.ended_at if stored.ended_at is None else stored.ended_at
-            row = replace(row, created_at=stored.created_at, ended_at=ended_at)
+            row = replace(row, created_at=stored.created_at)
         self._sessions[key] = rows.session_parameters(row)
         self._feed_session(stored, row)
 
@@ -156,7 +159,7 @@ class MemoryTables(MemoryFeed):
         for interaction in interactions:
             self._save_interaction(interaction)
         for cursor, record in records.items():
-            self._records[cursor] = rows.record_parameters(record)
+            self._records[cursor] = record
             self._record_ids.add((record.project, record.record_id))
         self._feed_records(records.values())
 

@@ -54,7 +54,7 @@ class MemoryUpkeep(MemoryTables):
         aside = (rows.quarantined_row((n, *row))[1] for n, row in self._aside.values())
         mine = [kept.record for kept in aside if kept.reason in rows.UNSTORABLE]
         own = [row for row in mine if (row.project, row.session_id) == (project, session_id)]
-        return sorted((row.epoch, row.n) for row in own)[: rows.ROWS_MAX]
+        return sorted(row.cursor for row in own)[: rows.ROWS_MAX]
 
     async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
         self._usable()
@@ -78,7 +78,7 @@ class MemoryUpkeep(MemoryTables):
         if late(None, record.epoch, None, *newest) is not None:
             return False
         self._save((), (), self._fresh([record]))
-        self._move_head(record.project, record.session_id, (record.epoch, record.n))
+        self._move_head(record.project, record.session_id, record.cursor)
         return True
 
     def _expired(self, project: str | None, before_ms: int) -> list[RecordRow]:

@@ -74,7 +74,7 @@ class Store(Protocol):
         ...
 
     async def save_session(self, row: SessionRow) -> None:
-        """Upsert a session row outside a turn."""
+        """Upsert a session row outside a turn; one that has ended stays as it is."""
         ...
 
     async def append(
@@ -87,7 +87,8 @@ class Store(Protocol):
 
         Late records are quarantined (``rules.late``): their turn has its ending or is unknown, or their epoch is older
         than the session's newest one; those of a session that was deleted are dropped and counted. When any was late,
-        the interactions and prompts are left alone: the writer is stale. So it is when it brings an open question that
+        or what comes without a record is of a deleted session, the interactions and prompts are left alone: the writer
+        is stale. So it is when it brings an open question that
         is not stored, of a turn that is unknown, has ended otherwise than paused or is not the newest; the question
         counts as quarantined and is kept nowhere.
         """

@@ -11,6 +11,7 @@ from typing import Any, Final
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.store.codec import decode_parameters
+from runner.store.one_by_one import one_by_one
 from runner.store.port import Admission, Ending, InteractionRow, PromptRow, RecordRow, Store, TurnRow
 from runner.store.rows import REFUSED
 from runner.store.spool_file import Entry
@@ -21,6 +22,8 @@ Granted = Callable[[str, str, str], bool | None]
 """``(project, session_id, turn_id)`` of an admission that waits: what the plane said of it, None for nothing yet."""
 NOT_ADMITTED: Final = "not_admitted"
 ENDED_OTHERWISE: Final = "ended_otherwise"
+REFUSALS: Final = ("internal", "too_large")
+"""Codes of what a store refuses, and of what no request to it can carry."""
 
 
 class Replayed(StrEnum):
@@ -127,17 +130,9 @@ class Replay:
         return Replayed.LATE if late else Replayed.WRITTEN
 
     async def _one_by_one(self, records: Sequence[RecordRow]) -> bool:
-        """A row that the store refuses must not take its neighbours with it (cases G2, G8); whether one was late."""
-        late = False
-        for row in records:
-            try:
-                done = await self._store.append([row])
-                late |= bool(done.quarantined or done.dropped)
-            except RunnerError as error:
-                _known_refusal(error)
-                log.error("record %s of session %s was refused: %s", row.record_id, row.session_id, error)
-                await self._set_aside([row], REFUSED)
-        return late
+        """Whether any came too late."""
+        done = await one_by_one(records, self._store.append, lambda row: self._set_aside([row], REFUSED), REFUSALS)
+        return bool(done.quarantined or done.dropped)
 
     async def _set_aside(self, records: Sequence[RecordRow], reason: str) -> None:
         if records:
@@ -148,8 +143,8 @@ class Replay:
 
 
 def _known_refusal(error: RunnerError) -> None:
-    """Only what the store refused, or no request can carry, is worth another way; all else is raised again."""
-    if error.code not in ("internal", "too_large"):
+    """Only what is refused is worth another way; all else is raised again."""
+    if error.code not in REFUSALS:
         raise error
 
 

@@ -172,6 +172,11 @@ class RecordRow(NamedTuple):
     data: bytes
     at: int
 
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """(epoch, n)."""
+        return self.epoch, self.n
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:

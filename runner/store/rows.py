@@ -47,7 +47,7 @@ def meant(records: Sequence[RecordRow]) -> list[RecordRow]:
     found: dict[tuple[str, str], RecordRow] = {}
     for row in records:
         known = found.get((row.project, row.record_id))
-        if known is None or (row.epoch, row.n) >= (known.epoch, known.n):
+        if known is None or row.cursor >= known.cursor:
             found[row.project, row.record_id] = row
     return list(found.values())
 
@@ -180,13 +180,8 @@ def interaction_row(columns: Parameters) -> InteractionRow:
     return InteractionRow(*(*columns[:-2], _value(columns[-2]), _value(columns[-1])))
 
 
-def record_parameters(row: RecordRow) -> Parameters:
-    """Parameters of ``insert_record``: the row is the tuple."""
-    return row
-
-
 def record_row(columns: Parameters) -> RecordRow:
-    """A row of ``records``."""
+    """A row of ``records``; it is itself what ``insert_record`` takes."""
     return RecordRow(*columns)
 
 

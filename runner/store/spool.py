@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from runner.clock import Clock
-from runner.rules.feed import Position, Span
+from runner.store.behind import StoreBehind
 from runner.store.lanes import turn_of
 from runner.store.port import (
     Admission,
@@ -15,8 +15,6 @@ from runner.store.port import (
     CommandRow,
     EndedTurn,
     Ending,
-    Expired,
-    FeedRow,
     InteractionRow,
     PromptRow,
     QuarantinedRow,
@@ -33,19 +31,18 @@ from runner.store.spooling import MaySpool, OnRejected, Spool
 SPOOL_BYTES: Final = 256 * 1024 * 1024
 
 
-class SpooledStore:
+class SpooledStore(StoreBehind):
     """``Store`` over another one that may be unreachable; made by ``open``.
 
     Admissions, endings, appended rows and session rows of a turn that ``may_spool`` are written to a local file while
     the store gives no answer, and answered as if they counted. Behind a write that waits, everything of its session
     waits; a task replays it in order once the store is back, also after kill -9. Reads of such a session answer from
-    what waits where that is enough, else with ``store_unavailable``.
-
+    what waits where that is enough, else with ``store_unavailable``. ``write_batch`` never waits here: a stream keeps
+    what its worker could not write.
     """
 
     def __init__(self, remote: Store, spool: Spool) -> None:
-        self.store_id = remote.store_id
-        self._remote = remote
+        super().__init__(remote)
         self._spool = spool
         self._closed = False
 
@@ -118,6 +115,11 @@ class SpooledStore:
         """How many writes wait."""
         return self._spool.waiting
 
+    @property
+    def bytes(self) -> int:
+        """What they take on disk."""
+        return self._spool.bytes
+
     async def admit(self, admission: Admission) -> bool:
         turn = admission.turn
         key = (turn.project, turn.session_id)
@@ -164,13 +166,6 @@ class SpooledStore:
         work = self._remote.quarantine
         await self._spool.write(key, None, "quarantine", own, lambda: work(records, reason, at), None, always=True)
 
-    async def write_batch(self, records: Sequence[RecordRow]) -> Appended:
-        """As the port says; never spooled, for a stream keeps what its worker could not write."""
-        return await self._remote.write_batch(records)
-
-    async def create_session(self, row: SessionRow, records: Sequence[RecordRow]) -> bool:
-        return await self._remote.create_session(row, records)
-
     async def caught_up(self, project: str, session_id: str) -> None:
         await self._spool.caught_up((project, session_id))
         await self._remote.caught_up(project, session_id)
@@ -178,12 +173,6 @@ class SpooledStore:
     async def add_ending(self, record: RecordRow) -> bool:
         await self._spool.caught_up((record.project, record.session_id))
         return await self._remote.add_ending(record)
-
-    async def delete_records(self, keys: Sequence[RecordKey]) -> int:
-        return await self._remote.delete_records(keys)
-
-    async def delete_quarantined(self, keys: Sequence[RecordKey]) -> int:
-        return await self._remote.delete_quarantined(keys)
 
     async def answer_interaction(self, row: InteractionRow, expected_status: str) -> bool:
         await self._spool.caught_up((row.project, row.session_id))
@@ -195,14 +184,6 @@ class SpooledStore:
         own = {"row": row}
         work = self._remote.submit_command
         return await self._spool.write(key, row.turn_id, "submit_command", own, lambda: work(row), row)
-
-    async def claim_command(
-        self, project: str, command_id: str, replica_id: str, now: int, until: int, max_deliveries: int
-    ) -> CommandRow | None:
-        return await self._remote.claim_command(project, command_id, replica_id, now, until, max_deliveries)
-
-    async def settle_command(self, project: str, command_id: str, state: str, outcome: str | None, at: int) -> bool:
-        return await self._remote.settle_command(project, command_id, state, outcome, at)
 
     async def delete_session_content(self, project: str, session_id: str) -> None:
         await self._spool.caught_up((project, session_id))
@@ -300,37 +281,13 @@ class SpooledStore:
         await self._spool.settled()
         return await self._remote.quarantined(project, limit, after)
 
-    async def feed(self, project: str, after: Position, limit: int) -> list[FeedRow]:
-        return await self._remote.feed(project, after, limit)
-
-    async def feed_span(self, project: str) -> Span:
-        return await self._remote.feed_span(project)
-
-    async def trim_feed(self, project: str | None, before_ms: int, limit: int) -> int:
-        return await self._remote.trim_feed(project, before_ms, limit)
-
     async def expired_records(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
         await self._spool.settled()
         return await self._remote.expired_records(project, before_ms, limit)
 
-    async def expired_quarantine(self, project: str | None, before_ms: int, limit: int) -> list[RecordKey]:
-        return await self._remote.expired_quarantine(project, before_ms, limit)
-
-    async def count_expired(self, project: str | None, before_ms: int) -> Expired:
-        return await self._remote.count_expired(project, before_ms)
-
-    async def unstorable(self, project: str, session_id: str) -> list[tuple[int, int]]:
-        return await self._remote.unstorable(project, session_id)
-
-    async def pruned_to(self, project: str, session_id: str) -> tuple[int, int] | None:
-        return await self._remote.pruned_to(project, session_id)
-
     async def ended_turns(self, project: str | None, after: tuple[int, str, str], limit: int) -> list[EndedTurn]:
         await self._spool.settled()
         return await self._remote.ended_turns(project, after, limit)
-
-    async def ready(self) -> bool:
-        return await self._remote.ready()
 
     async def close(self) -> None:
         if not self._closed:

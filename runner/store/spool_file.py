@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
 from runner.errors import RunnerError
+from runner.ids import Key
 
 T = TypeVar("T")
-Key = tuple[str, str]
 
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

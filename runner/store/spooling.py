@@ -10,11 +10,12 @@ from typing import Any, Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.store.codec import decode_parameters, encode
 from runner.store.lanes import Lane, Lanes
 from runner.store.port import Appended, Store
 from runner.store.replay import Granted, Replay, Replayed, Waits
-from runner.store.spool_file import Entry, Key, SpoolFile
+from runner.store.spool_file import Entry, SpoolFile
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner.store")
@@ -103,6 +104,11 @@ class Spool:
     def waiting(self) -> int:
         """How many writes wait."""
         return sum(lane.waiting for _, lane in self.lanes.all_waiting())
+
+    @property
+    def bytes(self) -> int:
+        """What they take on disk."""
+        return self._file.bytes
 
     async def start(self, path: Path, store_id: str) -> None:
         """Take up what an earlier process left, and begin to replay it.

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.rules.feed import Position, Span
 from runner.store import rows, upkeep, writes
 from runner.store.port import (
@@ -29,7 +30,6 @@ from runner.store.writes import Run, Work, many
 from runner.terms import CommandState
 
 Row = TypeVar("Row")
-Key = tuple[str, str]
 
 DELETIONS: Final = (
     "empty_ended_session",

@@ -10,12 +10,12 @@ from typing import Any, Self
 
 from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
-from runner.ids import Ids
+from runner.ids import Ids, Key
 from runner.store import rows, sqlite_file
 from runner.store.inline import InlineWriter
 from runner.store.log import Log
 from runner.store.sql import PLACED
-from runner.store.sql_store import Key, Row, SqlStore
+from runner.store.sql_store import Row, SqlStore
 from runner.store.threads import Query, Reader, Transaction, Writer, resolve
 from runner.store.writes import Work
 

@@ -86,12 +86,13 @@ def appending(
     def work() -> Steps[Appended]:
         refused = yield from _late(records)
         unasked = yield from _asked_late(interactions)
-        if not refused and not unasked:
+        gone = yield from _of_deleted(records, [*interactions, *prompts])
+        if not refused and not unasked and not gone:
             yield from _together(many(records, interactions, prompts))
             return Appended(len(records))
         fresh = [row for place, row in enumerate(records) if place not in refused]
         yield from _together(many(fresh, (), ()))
-        at, dropped = now(), sum(why is Late.SESSION_DELETED for why in refused.values())
+        at, dropped = now(), gone + sum(why is Late.SESSION_DELETED for why in refused.values())
         aside = [
             rows.quarantine_parameters(records[place], why, at)
             for place, why in refused.items()
@@ -110,8 +111,7 @@ def ending(guarded: Sequence[Run], records: Sequence[RecordRow], at: int) -> Wor
     def work() -> Steps[bool]:
         written = yield from _together(guarded, guarded=True)
         if written and records and (yield Attempt(INSERT_RECORD, list(records))) is not None:
-            for row in records:
-                yield from _insert_or_set_aside(row, at)
+            yield from _insert_or_set_aside(records, at)
         return written
 
     return work
@@ -160,7 +160,7 @@ def many(
     if interactions:
         statements.append(Run(SAVE_INTERACTION, [rows.interaction_parameters(row) for row in interactions]))
     if records:
-        statements.append(Run(INSERT_RECORD, [rows.record_parameters(row) for row in records]))
+        statements.append(Run(INSERT_RECORD, list(records)))
     return statements
 
 
@@ -173,13 +173,21 @@ def _together(statements: Sequence[Run], *, guarded: bool = False) -> Steps[bool
     return True
 
 
-def _insert_or_set_aside(row: RecordRow, at: int) -> Steps[None]:
-    for statement in (INSERT_RECORD, SET_ASIDE):
-        parameters = row if statement is INSERT_RECORD else rows.quarantine_parameters(row, rows.REFUSED, at)
-        error: RunnerError | None = yield Attempt(statement, [parameters])
-        if error is None:
-            return
+def _insert_or_set_aside(records: Sequence[RecordRow], at: int) -> Steps[None]:
+    """Row by row; what is refused goes last, for a record that is stored after all is not set aside."""
+    refused = []
+    for row in records:
+        if (yield from _refused(row, INSERT_RECORD, row)):
+            refused.append(row)
+    for row in refused:
+        yield from _refused(row, SET_ASIDE, rows.quarantine_parameters(row, rows.REFUSED, at))
+
+
+def _refused(row: RecordRow, statement: str, parameters: rows.Parameters) -> Steps[bool]:
+    error: RunnerError | None = yield Attempt(statement, [parameters])
+    if error is not None:
         log.error("record %s (%s) of session %s: %s", row.record_id, row.type, row.session_id, error.message)
+    return error is not None
 
 
 def _late(records: Sequence[RecordRow]) -> Steps[dict[int, Late]]:
@@ -208,6 +216,17 @@ def _asked_late(interactions: Sequence[InteractionRow]) -> Steps[int]:
             if asked_late(turn, newest) and not (yield Ask("interaction", (row.project, row.interaction_id))):
                 found += 1
     return found
+
+
+def _of_deleted(records: Sequence[RecordRow], others: Sequence[InteractionRow | PromptRow]) -> Steps[int]:
+    """How many rows are of sessions that were deleted; of those with records, that is known by these."""
+    keys = {(row.project, row.session_id) for row in others} - {(row.project, row.session_id) for row in records}
+    deleted = set()
+    for key in sorted(keys):
+        newest, _, _, ended = yield from standing(*key, None)
+        if ended and newest == 0:
+            deleted.add(key)
+    return sum((row.project, row.session_id) in deleted for row in others)
 
 
 def standing(project: str, session_id: str, turn_id: str | None) -> Steps[Standings]:

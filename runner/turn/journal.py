@@ -26,6 +26,18 @@ class Head:
     def __init__(self, epoch: int = 0, n: int = 0) -> None:
         self.epoch = epoch
         self.n = n
+        self._blocks = (epoch, 0)
+
+    def block(self) -> int:
+        """The next number of a message or thought of this epoch, whoever writes it."""
+        epoch, count = self._blocks
+        self._blocks = (self.epoch, count + 1 if epoch == self.epoch else 1)
+        return self._blocks[1]
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """(epoch, n)."""
+        return self.epoch, self.n
 
     def take(self, count: int = 1) -> int:
         """The first of ``count`` fresh numbers."""
@@ -101,7 +113,6 @@ class Journal:
         self._collect = collect
         self._formatter = EventFormatter(turn_id, prompt_id)
         self._block: Block | None = None
-        self._blocks = 0
         self._texts: list[str] = []
         self._chars = 0
         self.truncated = False
@@ -252,8 +263,8 @@ class Journal:
         return after
 
     def _open_block(self, kind: str, given: str | None, stream: StreamRedactor) -> Block:
-        self._blocks += 1
-        message_id = word(self.redactor.text(given)) if given else f"m{self.head.epoch}-{self._blocks}"
+        number = self.head.block()
+        message_id = word(self.redactor.text(given)) if given else f"m{self.head.epoch}-{number}"
         self._block = Block(kind, message_id, given, stream)
         return self._block
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from runner.ids import Key
 from runner.turn.log import Chunk
 
 log = logging.getLogger("runner.turn")
@@ -28,8 +29,6 @@ HEAD: Final = Struct("<BxHI2s")
 """Flags, lengths of key and body, and the magic, which is written last: only then is there an entry."""
 END: Final = bytes(HEAD.size)
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-
-Key = tuple[str, str]
 
 
 class Entry(NamedTuple):
@@ -70,9 +69,11 @@ class Segment:
     def write(self, key: Key, flags: int, name: bytes, body: bytes) -> None:
         """Add an entry, which must fit."""
         at = self.used
-        start = at + HEAD.size
-        end = start + len(name) + len(body)
-        self._bytes[start : end + HEAD.size] = name + body + END
+        middle = at + HEAD.size + len(name)
+        end = middle + len(body)
+        self._bytes[at + HEAD.size : middle] = name
+        self._bytes[middle:end] = body
+        self._bytes[end : end + HEAD.size] = END
         HEAD.pack_into(self._bytes, at, flags, len(name), len(body), MAGIC)
         self.used = end
         self.keys.add(key)
@@ -190,6 +191,11 @@ class LiveFile:
             self._segments[-1].restart()
 
     @property
+    def bytes(self) -> int:
+        """What its segments take on disk."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
     def paths(self) -> list[Path]:
         """Its segments, oldest first."""
         return [segment.path for segment in self._segments]
@@ -267,5 +273,5 @@ def _entry(data: bytes, at: int) -> tuple[int, Entry] | None:
     middle, end = start + named, start + named + size
     if magic != MAGIC or end > len(data) or data[end - 1 : end] != b"\n":
         return None
-    project, _, session_id = data[start:middle].decode().partition("\0")
+    project, _, session_id = data[start:middle].decode(errors="replace").partition("\0")
     return end, Entry((project, session_id), bool(flags & DURABLE), data[middle:end])

@@ -45,7 +45,7 @@ class SessionLog:
     Args:
         ring_bytes: how much is kept for readers who come later.
         buffer_bytes: how much is kept for the slowest reader before it is cut; at least ``ring_bytes``, and more
-            while a single event is so large that a reader of any pace would be cut by it (case E1).
+            while so much came at once that a reader of any pace would be cut by it (case E1).
         ring_seconds: how long it is kept for readers who come later, to about a hundredth; None: as long as it fits.
     """
 
@@ -56,9 +56,8 @@ class SessionLog:
         self._timer: asyncio.TimerHandle | None = None
         self._buffer_bytes = max(ring_bytes, buffer_bytes)
         self._chunks: deque[Chunk] = deque()
-        self._base = 0
-        self._bytes = 0
-        self._large: deque[int] = deque()
+        self._base = self._bytes = self._burst = 0
+        self._large: deque[tuple[int, int]] = deque()
         self._readers: set[LogReader] = set()
         self._dropped = False
         self._gathering: asyncio.TimerHandle | None = None
@@ -69,10 +68,8 @@ class SessionLog:
         """Add events and wake whoever waits for them."""
         self._chunks.append(chunk)
         self._bytes += len(chunk.lines) + len(chunk.whole)
-        if self._is_large(chunk):
-            self._large.append(len(chunk.lines))
         if self._bytes > self._ring_bytes:
-            self._trim()
+            self._trim(len(chunk.lines))
         if self._ring_seconds is not None:
             self._note_age(self._ring_seconds)
         if len(self._readers) > CROWD:
@@ -97,22 +94,20 @@ class SessionLog:
         while self._ages and self._ages[0][0] <= loop.time() - keep:
             self._ages.popleft()
             until = self._ages[0][1] if self._ages else self.end
-        self._drop_until(min([until, *(reader.position for reader in self._readers if reader.position >= self._base)]))
+        until = min([until, *(reader.position for reader in self._readers if reader.position >= self._base)])
+        while self._base < until and self._chunks:
+            self._drop_oldest()
         if self._chunks:
             self._ages = self._ages or deque([(loop.time(), self._base)])
             self._timer = loop.call_at(self._ages[0][0] + keep * (1 + 1 / AGES), self._expire, keep)
 
-    def _drop_until(self, position: int) -> None:
-        while self._base < position and self._chunks:
-            self._drop_oldest()
-
     def _drop_oldest(self) -> None:
         chunk = self._chunks.popleft()
         self._bytes -= len(chunk.lines) + len(chunk.whole)
-        if self._is_large(chunk):
-            self._large.popleft()
         self._base += 1
         self._dropped = True
+        while self._large and self._large[0][0] < self._base:
+            self._large.popleft()
 
     def wake(self) -> None:
         """Let every reader look again: something came, or nothing will any more."""
@@ -156,7 +151,11 @@ class SessionLog:
             self._shared = (position, whole, end, lines)
         return end, lines
 
-    def _trim(self) -> None:
+    def _trim(self, size: int) -> None:
+        # What comes at once, until a reader that was woken for it has run, cuts nobody.
+        self._burst = size + (self._burst if any(reader.due for reader in self._readers) else 0)
+        if self._burst * LARGE_TIMES > self._buffer_bytes:
+            self._large.append((self.end - 1, self._burst))
         # A reader that was cut already waits for nothing: it must not keep the ring at its largest.
         places = (reader.position for reader in self._readers if reader.position >= self._base)
         needed = min(places, default=self.end)
@@ -165,31 +164,29 @@ class SessionLog:
                 break
             self._drop_oldest()
 
-    def _is_large(self, chunk: Chunk) -> bool:
-        return len(chunk.lines) * LARGE_TIMES > self._buffer_bytes
-
     def _allowed(self) -> int:
-        """What the slowest reader may have unread: a large text is there as a frame, as its record, and has an end."""
-        return max(self._buffer_bytes, LARGE_TIMES * max(self._large, default=0))
+        """What the slowest reader may have unread: a large text is there as frames, as its record, and has an end."""
+        return max(self._buffer_bytes, LARGE_TIMES * max((size for _, size in self._large), default=0))
 
     def shrink(self) -> None:
         """Drop the ring of a session that nobody reads, when its memory is wanted elsewhere."""
         if not self._readers:
-            self._base += len(self._chunks)
             self._dropped = self._dropped or bool(self._chunks)
-            self._chunks.clear()
-            self._large.clear()
-            self._bytes = 0
+            self._clear()
 
     def restart(self) -> None:
         """Begin anew: the past went on elsewhere, so every reader is cut and comes back by its cursor."""
-        self._base += len(self._chunks) + 1
-        self._chunks.clear()
-        self._large.clear()
-        self._bytes = 0
+        self._clear()
+        self._base += 1
         self._shared = None
         self._dropped = False
         self.wake()
+
+    def _clear(self) -> None:
+        self._base += len(self._chunks)
+        self._chunks.clear()
+        self._large.clear()
+        self._bytes = 0
 
     @property
     def end(self) -> int:
@@ -292,6 +289,11 @@ class LogReader:
     def waits(self) -> bool:
         """Whether somebody waits for it to be woken."""
         return self._waiter is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether whoever waited was woken and has not run since."""
+        return self._waiter is not None and self._waiter.done()
 
     def wake(self) -> None:
         """Something changed; look again."""

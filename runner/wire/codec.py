@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -13,6 +13,8 @@ SSE_PING: Final = b": ping\n\n"
 _CURSOR_HEAD: Final = b'{"kind":"event","cursor":"'
 _PING_HEAD: Final = b'{"kind":"ping","cursor":"'
 _PING_LINE: Final = PING.rstrip()
+_NO_CURSOR_HEAD: Final = b'{"kind":"event","turn_id":null,'
+_RESYNC_FROM: Final = re.compile(rb'"type":"resync","data":\{"from":"([^"]*)"')
 _DEEPEST: Final = 200
 _LARGEST: Final = 2**64 - 1
 _SMALLEST: Final = -(2**63)
@@ -157,22 +159,21 @@ class EventFormatter:
             data_json,
         )
 
-    def delta_lines(
-        self, epoch: int, first_n: int, at: str, event_type: str, message_id: str, texts: Sequence[str]
-    ) -> bytes:
-        """Lines of consecutive deltas: cursors ``<epoch>.<first_n>``, ``<first_n + 1>`` and so on, one instant.
-
-        Args:
-            event_type: ``message_delta`` or ``thought_delta``.
-            message_id: any text; it is escaped.
-            texts: one delta each, in order.
-        """
-        return self.deltas(epoch, first_n, at, event_type, message_id, list(texts))[0] if texts else b""
-
     def deltas(
         self, epoch: int, first_n: int, at: str, event_type: str, message_id: str, texts: list[str]
     ) -> tuple[bytes, bytes]:
-        """As ``delta_lines``, of one text at least; and all as one line: the first, with ``texts`` in its data."""
+        """Lines of consecutive deltas: cursors ``<epoch>.<first_n>``, ``<first_n + 1>`` and so on, one instant.
+
+        Args:
+            epoch, first_n: of the first one's cursor.
+            at: the instant.
+            event_type: ``message_delta`` or ``thought_delta``.
+            message_id: any text; it is escaped.
+            texts: one delta each, in order; at least one.
+
+        Returns:
+            The lines; and all as one line: the first, with ``texts`` in its data in place of ``text``.
+        """
         encoded = to_json(texts)
         head = b'{"kind":"event","cursor":"%d.' % epoch
         middle = b'",%b"at":"%b","type":"%b","data":{"message_id":%b,"text' % (
@@ -202,12 +203,26 @@ def result_line(result: dict[str, Any]) -> bytes:
 
 
 def last_cursor(lines: bytes) -> str | None:
-    """The cursor of the last event in whole lines, or None when none of them carries one."""
-    start = lines.rfind(_CURSOR_HEAD)
-    if start < 0:
-        return None
-    start += len(_CURSOR_HEAD)
-    return lines[start : lines.index(b'"', start)].decode()
+    """From where a reader of whole lines goes on: the last event's cursor, or what a ``resync`` behind it says.
+
+    None where no line tells. What an agent nests into an event is no line, whatever it looks like.
+    """
+    end = len(lines)
+    while end > 0:
+        start = lines.rfind(b"\n", 0, end - 1) + 1
+        if (found := _place(lines[start:end])) is not None:
+            return found.decode()
+        end = start
+    return None
+
+
+def _place(line: bytes) -> bytes | None:
+    for head in (_CURSOR_HEAD, _PING_HEAD):
+        if line.startswith(head):
+            return line[len(head) : line.index(b'"', len(head))]
+    if line.startswith(_NO_CURSOR_HEAD) and (found := _RESYNC_FROM.search(line)) is not None:
+        return found[1]
+    return None
 
 
 def to_sse(lines: bytes) -> bytes:
@@ -215,7 +230,7 @@ def to_sse(lines: bytes) -> bytes:
 
     There is no ``event:`` field: a browser hands named events only to listeners of that name, and a page would
     have to know every type. A line without a cursor has no ``id:``, so the last one stays what a client resumes
-    from. Pings become comments.
+    from; that of a ``resync`` is what it tells to begin from. Pings become comments.
     """
     if b"\r" in lines:
         lines = lines.replace(b"\r", b" ")
@@ -229,5 +244,6 @@ def to_sse(lines: bytes) -> bytes:
         elif line.startswith(_PING_HEAD):
             out.append(b": ping\nid: %b\n\n" % line[len(_PING_HEAD) : -2])
         elif line:
-            out.append(b"data: %b\n\n" % line)
+            place = _place(line)
+            out.append(b"data: %b\n\n" % line if place is None else b"id: %b\ndata: %b\n\n" % (place, line))
     return b"".join(out)

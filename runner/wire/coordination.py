@@ -7,13 +7,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from runner.wire.fields import Id, Instant
+from runner.wire.fields import CURSOR_TEXT, Id, Instant
 from runner.wire.models import Part
 from runner.wire.views import Interaction
 
 LISTENING: Final = "listening"
 """``kind`` of the plane's first frame on the WebSocket: from here on notes come."""
-CURSOR_TEXT: Final = r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$"
 
 
 def _address(text: str) -> str:

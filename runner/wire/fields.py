@@ -8,19 +8,26 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from runner.clock import parse_rfc3339
-from runner.ids import valid_id
+from runner.ids import parse_cursor, valid_id
 from runner.wire.codec import storable
 
 MAX_BLOCKS: Final = 1000
 MAX_NAMES: Final = 256
 MAX_VALUE: Final = 128 * 1024
 ID_TEXT: Final = "^[A-Za-z0-9_-]{1,128}$"
+CURSOR_TEXT: Final = r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$"
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
 
 def _id(text: str) -> str:
     if not valid_id(text):
         raise ValueError("must match [A-Za-z0-9_-]{1,128}")
+    return text
+
+
+def _cursor(text: str) -> str:
+    if parse_cursor(text) is None:
+        raise ValueError("must be a cursor like 3.17")
     return text
 
 
@@ -160,6 +167,7 @@ _TEXT_MAP: Final = {
     "propertyNames": {"pattern": _VARIABLE.pattern[:-2] + "$"},
 }
 Id = Annotated[str, AfterValidator(_id), WithJsonSchema({"type": "string", "pattern": ID_TEXT})]
+Cursor = Annotated[str, AfterValidator(_cursor), WithJsonSchema({"type": "string", "pattern": CURSOR_TEXT})]
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})]
 Limit = Annotated[float, Field(gt=0, le=10 * 365 * 86_400, allow_inf_nan=False)]
 Prompt = Annotated[

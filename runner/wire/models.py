@@ -19,6 +19,7 @@ from runner.wire.fields import (
     ID_TEXT,
     MAX_NAMES,
     AbsolutePath,
+    Cursor,
     Env,
     Id,
     Instant,
@@ -207,7 +208,7 @@ class ShellRequest(Part):
 class ForkRequest(Part):
     """The body of ``POST …/fork``: the history up to ``after``, inclusive, into ``session_id`` or a new id."""
 
-    after: Annotated[str, Field(max_length=40, pattern=r"^(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})$")]
+    after: Cursor
     session_id: Id | None = None
     allow_incomplete: bool = False
 

@@ -317,6 +317,26 @@ def test_doctor_looks_at_the_database(
     assert "pip install 'acp-runner[postgres]'" in found()[1]
 
 
+def test_doctor_looks_at_the_lease_plane(bare: Invoke, tmp_path: Path, redis_server: RedisServer) -> None:
+    def found(more: str = "") -> tuple[int, str]:
+        (tmp_path / "acp-runner.toml").write_text(f'[leases]\nurl = "{redis_server.url}"\n{more}')
+        ran = bare("doctor", "--json")
+        (leases,) = [item for item in json.loads(ran.stdout)["findings"] if item["name"] == "leases"]
+        return ran.exit_code, leases["detail"]
+
+    assert found() == (0, "the plane is reached; runners there: 0")
+    redis_server.kill()
+    code, said = found()
+    assert (code, "cannot be used" in said) == (0, True)
+    assert found('on_unreachable = "closed"\n')[0] == 1
+
+
+def test_a_help_text_names_its_table(bare: Invoke) -> None:
+    for words, named in ((["serve"], "[server] host"), (["worker"], "[records]"), (["prompt"], "[local] roots")):
+        said = bare(*words, "--help").output
+        assert named in " ".join(said.replace("│", " ").split())
+
+
 def test_doctor_looks_at_the_record_stream(bare: Invoke, tmp_path: Path, redis_server: RedisServer) -> None:
     """Runners go on without it: it is told, and no reason to fail."""
     url = redis_server.url.replace("redis://", "redis://:secret@")

@@ -84,6 +84,7 @@ def test_on_postgresql(bare: Invoke, postgres_url: str, monkeypatch: pytest.Monk
 def test_without_days_everything_is_kept(bare: Invoke, path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ACP_RUNNER_RECORDS__RETENTION_DAYS", "0")
     done = bare("worker", "--retention")
+    assert "retention_days is 0" in done.stderr
     assert json.loads(done.stdout) == {
         "dry_run": False,
         "cutoff": None,

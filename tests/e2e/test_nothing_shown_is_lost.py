@@ -101,7 +101,7 @@ POINTS: dict[str, tuple[list[Step], Callable[[list[Line]], bool]]] = {
 
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_kill_loses_nothing_that_was_shown(serve: Serve, tmp_path: Path, point: str) -> None:
-    """Behind what is shown last, with every record of it still in memory: the store's lock was ours all the time."""
+    """Case H4: behind what is shown last, with each record of it in memory: the store's lock was ours all the time."""
     told, seen_all = POINTS[point]
     server = serve()
     script, gate, end = AgentScript(tmp_path), Gate(tmp_path / "gate"), Gate(tmp_path / "end")

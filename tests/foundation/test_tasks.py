@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from runner.errors import RunnerError
 from runner.tasks import Tasks, shielded
 
 pytestmark = pytest.mark.virtual_time
@@ -45,6 +46,18 @@ async def test_an_error_is_logged_with_the_tasks_name_and_stops_nobody(caplog: p
     assert "pool:doomed" in record.getMessage()
     assert record.exc_info is not None
     assert (record.name, record.levelno) == ("runner.tasks", logging.ERROR)
+
+
+async def test_an_outage_that_ends_a_task_is_told_without_a_traceback(caplog: pytest.LogCaptureFixture):
+    async def refused() -> None:
+        raise RunnerError("store_unavailable", "The store is away.")
+
+    tasks = Tasks("sessions")
+    tasks.spawn("load s", refused())
+    assert await tasks.join(1)
+    [record] = caplog.records
+    assert record.getMessage() == "task sessions:load s ended: The store is away."
+    assert (record.exc_info, record.levelno) == (None, logging.WARNING)
 
 
 async def test_a_cancelled_task_is_no_error(caplog: pytest.LogCaptureFixture):

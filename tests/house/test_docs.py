@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from runner.cli.main import app
 from runner.errors import CODES
+from runner.metrics import FAMILIES
 from runner.server.routes import ROUTES
 from tests.house.tree import ROOT, below
 
@@ -25,18 +26,6 @@ LONG = {"p": "prompt", "s": "session", "i": "interaction", "c": "command"}
 
 def page_id(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def help_of(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from runner.cli.main import main; main()", *words, "--help"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
 
 
 def commands_in_shell_blocks() -> set[tuple[str, ...]]:
@@ -76,8 +65,8 @@ def test_commands_that_are_shown_exist() -> None:
     assert ("serve",) in shown
     assert ("prompt",) in shown
     for words in sorted(shown):
-        told = help_of(*words)
-        assert told.returncode == 0, f"acp-runner {' '.join(words)}: {told.stderr}"
+        told = CliRunner().invoke(app, [*words, "--help"])
+        assert told.exit_code == 0, f"acp-runner {' '.join(words)}: {told.output}"
 
 
 def test_ci_calls_the_commands_of_the_readme() -> None:
@@ -95,6 +84,14 @@ def test_the_page_of_the_api_lists_the_routes_that_are_built() -> None:
         for method, path in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`\s]*)`", line)
     }
     assert listed == {(route.method, route.path) for route in ROUTES}
+
+
+def test_the_page_of_the_metrics_lists_those_that_are_there() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ") for row in page.splitlines() if row.startswith("| `")]
+    listed = {(row[0].strip("| `"), row[1].strip(), tuple(re.findall(r"`([a-z_]+)`", row[2]))) for row in rows}
+    assert listed == {(family.name, family.kind, family.labels) for family in FAMILIES}
+    assert len(rows) == len(FAMILIES)
 
 
 def test_the_page_of_the_api_lists_every_error_code() -> None:

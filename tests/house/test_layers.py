@@ -41,6 +41,7 @@ def test_the_contracts_hold() -> None:
         ("rules/later.py", "import time", "runner.rules is not allowed to import time"),
         ("turn/later.py", "from aiohttp import web", "runner is not allowed to import aiohttp"),
         ("server/later.py", "import rich", "runner is not allowed to import rich"),
+        ("session/later.py", "import prometheus_client", "runner is not allowed to import prometheus_client"),
         ("acp/later.py", "import acp.schema", "runner is not allowed to import acp"),
         ("session/later.py", "import sqlite3", "runner is not allowed to import sqlite3"),
         ("attic/__init__.py", "", "attic"),

@@ -15,7 +15,7 @@ import pytest
 
 from tests.house.tree import ROOT
 
-NAMES = ("setup", "start", "test", "check", "bench", "storm")
+NAMES = ("setup", "start", "test", "check", "bench", "storm", "outage")
 SHELL = [*(ROOT / "scripts" / name for name in NAMES), ROOT / ".ci" / "run"]
 
 

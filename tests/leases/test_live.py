@@ -137,3 +137,18 @@ async def test_behind_a_failure_it_reads_one_by_one_until_that_works(redis_serve
     assert first.entries == [b"1"]
     assert (await bus.read("r", first.place, 1)).entries == [b"2", b"3"]
     await bus.close()
+
+
+async def test_a_line_that_began_anew_under_an_earlier_clock_is_read(redis_server: RedisServer) -> None:
+    """Its entries are older than the place, for as long as the clock was set back: nobody may wait for that."""
+    bus = RedisLiveBus(redis_server.url)
+    redis_server.command("XADD", f"{LIVE}r", "99999999999999-0", "e", "1")
+    arrived = await bus.read("r", OLDEST, 1)
+    assert arrived.entries == [b"1"]
+    assert (await bus.read("r", arrived.place, 0.05)).place == arrived.place
+    redis_server.command("DEL", f"{LIVE}r")
+    await bus.publish("r", [b"2"])
+    arrived = await bus.read("r", arrived.place, 0.05)
+    await bus.publish("r", [b"3"])
+    assert (await bus.read("r", arrived.place, 1)).entries == [b"3"]
+    await bus.close()

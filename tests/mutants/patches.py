@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Final
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[2]
+COPIED: Final = ("runner", "sandboxes", "patches", "tests")
 
 
 def patches(folder: str) -> list[Path]:
@@ -20,3 +23,14 @@ def changed_by(patch: Path) -> list[str]:
     )
     assert ran.returncode == 0, ran.stderr
     return [line[6:] for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
+
+
+def copied(folder: Path, patch: Path | None) -> Path:
+    """A copy of what the suites import, with a patch applied; ``folder`` is empty."""
+    tree = folder / "tree"
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "pyproject.toml", tree)
+    if patch is not None:
+        subprocess.run(["git", "apply", str(patch)], cwd=tree, check=True)
+    return tree

@@ -81,3 +81,9 @@ def test_a_bad_call_is_refused(body: bytes):
     with pytest.raises(RunnerError) as caught:
         decode_parameters("open_turns", body)
     assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("call", ["expired_records", "trim_feed", "count_expired", "ended_turns"])
+def test_a_call_for_every_project_is_no_call_for_one(call: str) -> None:
+    """Not even for one whose name reads like nobody's."""
+    assert projects(call, {"project": None, "before_ms": 1, "limit": 1}) - {"None"}

@@ -7,13 +7,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 from runner.client import Client
 from tests.agents import Gate
-from tests.e2e.server import SECONDS
+from tests.e2e.server import SECONDS, Server
 from tests.replicas.bed import Cluster, Session, until_async
 from tests.replicas.test_any_replica import POLITE, gated
 from tests.replicas.test_deaths import outcomes
+from tests.server.scraped import Scraped, scrape
 
 
 @pytest.fixture
@@ -35,6 +37,11 @@ async def session(cluster: Cluster) -> AsyncIterator[Session]:
         yield Session(cluster, clients, "s1")
 
 
+async def numbers(member: Server) -> Scraped:
+    async with ClientSession(member.url, headers={"Authorization": f"Bearer {member.token}"}) as http:
+        return await scrape(http)
+
+
 async def finished_without_the_plane(cluster: Cluster, session: Session, tmp_path: Path) -> str:
     """A turn at ``a`` that the plane admitted and whose ending it does not know; its id."""
     gate = Gate(tmp_path / "gate")
@@ -45,6 +52,10 @@ async def finished_without_the_plane(cluster: Cluster, session: Session, tmp_pat
     gate.open()
     result = await turn.result()
     assert (result["outcome"], result["text"]) == ("completed", "one two"), cluster.said()
+    now = await numbers(cluster.a)
+    assert now.of("spool_writes") > 0
+    assert now.of("spool_bytes") > 0
+    assert now.of("store_errors_total", code="store_unavailable") > 0
     cluster.a.kill()
     return str(result["turn_id"])
 
@@ -86,3 +97,6 @@ async def test_a_runner_that_comes_back_hands_in_its_own(cluster: Cluster, sessi
     await until_async(ended, "the turn has its ending")
     await whole(cluster, session, turn_id)
     assert (await session.prompt(cluster.a, POLITE))["ok"]
+    assert (await numbers(cluster.plane)).of("records_written_total") > 0
+    assert (await numbers(cluster.plane)).of("turns_total") == 0, "a turn is counted where it ended"
+    assert (await numbers(cluster.a)).of("turns_total", outcome="completed") == 1

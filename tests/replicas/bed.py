@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sqlite3
 import sys
 import time
@@ -21,6 +20,7 @@ from runner.client import ApiError, Client
 from runner.sandbox.census import ProcessInfo, scan
 from tests.e2e.server import SECONDS, Server, until
 from tests.e2e.talk import Dispatched, Line
+from tests.ports import free_port
 from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
@@ -61,6 +61,11 @@ class Member(Server):
         super().__init__(folder, config + TOKENS, env={"ACP_RUNNER_LOCAL__ISOLATION": "none"})
         self._store = store
         self.command = [sys.executable, "-m", "runner.cli.main", role, "--port", str(port)]
+
+    def instead_of_itself(self, module: str, env: dict[str, str]) -> None:
+        """From its next start on it runs another module than ``acp-runner``'s, which gets the same words."""
+        self.command = [module if word == "runner.cli.main" else word for word in self.command]
+        self._env = env
 
     @property
     def token(self) -> str:
@@ -112,11 +117,11 @@ class Cluster:
             config, store = leases(redis.url, lease) + f'[store]\nurl = "sqlite:///{path}"\n', partial(_id_in, path)
         else:
             store = partial(_id_in, folder / "plane" / "state" / "store.sqlite3")
-            port = _free_port()
+            port = free_port()
             self.plane = Member(folder / "plane", leases("", lease), store, role="plane", port=port)
             config = leases(f"http://127.0.0.1:{port}", lease)
-        self.a = Member(folder / "a", config, store, port=_free_port())
-        self.b = Member(folder / "b", config, store, port=_free_port())
+        self.a = Member(folder / "a", config, store, port=free_port())
+        self.b = Member(folder / "b", config, store, port=free_port())
         self.members = [*([self.plane] if self.plane else []), self.a, self.b]
 
     def start(self) -> None:
@@ -283,12 +288,6 @@ def _each(work: Callable[[Member], None], *members: Member) -> None:
     with ThreadPoolExecutor(len(members)) as pool:
         for done in [pool.submit(work, member) for member in members]:
             done.result()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 __all__ = ["Cluster", "Member", "Session", "until", "until_async"]

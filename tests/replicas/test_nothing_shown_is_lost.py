@@ -131,7 +131,7 @@ def before_the_end(items: list[Final]) -> list[Final]:
 async def test_a_killed_owner_loses_nothing_that_was_shown(
     kind: Kind, fresh: Cluster, sessions: Sessions, tmp_path: Path
 ) -> None:
-    """The survivor of the same machine proves the death, reads what the owner showed, then ends the turn."""
+    """Cases G1 and H4: the survivor of the machine proves the death, reads what was shown, then ends the turn."""
     session = sessions()
     gate, end = Gate(tmp_path / "gate"), Gate(tmp_path / "end")
     turn = session.dispatch(fresh.a, directive(steps.gate(gate), *TOLD, steps.gate(end)))

@@ -92,6 +92,13 @@ def test_behind_its_closing_nothing_is_open_and_the_history_is_whole(count: int)
     assert cut(rows).closing() == []
 
 
+def test_a_prompt_that_had_its_end_before_its_turn_began_gets_no_second_one() -> None:
+    cancelled: Row = (None, "p0", "prompt_ended", {"prompt_id": "p0", "state": "cancelled"})
+    both: Row = ("t1", "p1", "turn_admitted", {"turn_id": "t1", "prompt_ids": ["p0", "p1"]})
+    ended = [data["prompt_id"] for _, _, kind, data in cut([BUSY, cancelled, both]).closing() if kind == "prompt_ended"]
+    assert ended == ["p1"]
+
+
 def test_an_interrupted_call_has_a_result_that_says_so() -> None:
     rows = [*WHOLE[:5], *cut(WHOLE[:5]).closing()]
     (told,) = turns((turn, str(kind), data) for turn, _, kind, data in rows)
@@ -105,7 +112,7 @@ def test_an_interrupted_call_has_a_result_that_says_so() -> None:
 )
 def test_what_an_agent_knew_and_owes(count: int, context: bool, unanswered: bool) -> None:
     found = cut(WHOLE[:count])
-    assert (found.context, found.unanswered) == (context, unanswered)
+    assert (found.open.context, found.unanswered) == (context, unanswered)
 
 
 def test_a_configuration_goes_over_without_what_belongs_to_one_sandbox() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.rules.history import Missing, Wholeness
+from runner.rules.history import Missing, Wholeness, overshot
 
 Row = tuple[int, int, str | None, str]
 BUSY: Row = (1, 1, None, "session_busy")
@@ -67,3 +67,19 @@ def test_what_was_lost_before_what_retention_deleted_is_no_news() -> None:
     seen = Wholeness((1, 10))
     seen.lost([(1, 9)], (3, 3))
     assert seen.missing() == ["begin"]
+
+
+@pytest.mark.parametrize(
+    ("found", "pruned_to", "expected"),
+    [
+        ((3, 17), None, False),
+        ((3, 18), None, False),
+        ((4, 1), None, True),
+        (None, None, True),
+        (None, (3, 16), True),
+        (None, (3, 17), False),
+        ((4, 1), (4, 0), False),
+    ],
+)
+def test_who_has_seen_more_of_an_epoch_than_counts(found, pruned_to, expected) -> None:
+    assert overshot((3, 17), found, pruned_to) is expected

@@ -55,7 +55,7 @@ async def test_the_project_comes_from_the_token_case_j6(
 ) -> None:
     """Case J6: every read and control verb with another project's session id reaches the guard with its own scope."""
     status = await status_of(http, route, auth("other"))
-    if route.name == "openapi":
+    if route.name in ("openapi", "readMetrics"):
         assert sessions.calls == []
         return
     assert [call[1] for call in sessions.calls] == ["elsewhere"]

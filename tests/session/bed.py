@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.ids import Ids
 from runner.leases.live import LiveBus
 from runner.leases.port import ReplicaInfo
+from runner.metrics import Metrics
 from runner.sandbox.port import Copied, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
@@ -195,6 +196,7 @@ class Bed:
         proven_dead: Callable[[ReplicaInfo], bool] | None = None,
         live_dir: Path | None = None,
         live: LiveBus | None = None,
+        metrics: Metrics | None = None,
     ) -> Bed:
         """A replica over doubles that suspend like real ones; what an earlier one left in ``store`` is reconciled."""
         provider = FakeProvider()
@@ -211,6 +213,7 @@ class Bed:
             proven_dead=proven_dead,
             live_dir=live_dir,
             live=live,
+            metrics=metrics,
         )
         return cls(replica, provider, store)
 

@@ -1,4 +1,4 @@
-"""The bed of every session test."""
+"""The beds of session tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.session.bed import Bed
+from tests.session.several import Several
 
 
 @pytest.fixture
@@ -16,3 +17,11 @@ async def bed() -> AsyncIterator[Bed]:
     yield made
     await made.close()
     assert made.provider.alive == set()
+
+
+@pytest.fixture
+async def several() -> AsyncIterator[Several]:
+    """Replicas over one store and one plane, in memory."""
+    world = Several()
+    yield world
+    await world.close()

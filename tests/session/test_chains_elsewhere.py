@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from tests.session.reading import assert_ordered
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def paused(bed: Bed, count: int = 1, nth: int = 1) -> tuple[FakeAgent, list[str]]:
@@ -289,3 +281,22 @@ async def test_a_warm_chain_that_ended_elsewhere_is_not_ended_again(several: Sev
     await asyncio.sleep(1)
     ends = ["cancelled"] if how == "stop" else ["completed"]
     await assert_over(several, ["paused", *ends, "completed"])
+
+
+async def test_a_refused_resume_writes_nothing_into_the_session_of_its_owner(several: Several) -> None:
+    """Its calls are open at the agent that waits there; a cursor that is given out twice costs a record (case B11)."""
+    one, two = await several.replica("a"), await several.replica("b")
+    agent, [question] = await paused(one)
+    before = await several.store.records("p", "s", None, 100)
+    with pytest.raises(RunnerError) as caught:
+        await two.answer(question, decision="allow")
+    assert caught.value.code == "owned_elsewhere"
+    await asyncio.sleep(2)
+    assert await several.store.records("p", "s", None, 100) == before
+    assert (await one.answer(question, decision="allow")).status == 200
+    agent.update(sessionUpdate="tool_call_update", toolCallId="t0", status="completed")
+    agent.say("ok")
+    agent.answer(agent.all("session/prompt")[0])
+    await asyncio.sleep(1)
+    await assert_over(several, ["paused", "completed"])
+    assert await several.store.quarantined("p", 10) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,13 +16,6 @@ from tests.session.gates import Gate
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def two(several: Several) -> tuple[Bed, Bed]:
@@ -397,18 +388,30 @@ async def test_a_kill_for_an_older_turn_takes_no_newer_seat(several: Several, ad
     assert (second["start"], (await a.turn(nth=3))["start"]) == ("hit", "hit")
 
 
-async def test_a_stop_reaches_the_owner_without_the_store(several: Several) -> None:
+@pytest.mark.parametrize("asker_knows_it", [True, False])
+async def test_a_stop_reaches_the_owner_without_the_store(several: Several, asker_knows_it: bool) -> None:
+    """The asker may never have seen the session: its lease says who has it."""
     a, b = await two(several)
     handle, agent, frame = await running(a)
-    for name in ("submit_command", "claim_command", "command", "settle_command"):
+    reads = () if asker_knows_it else ("session", "open_turns")
+    for name in ("submit_command", "claim_command", "command", "settle_command", *reads):
         several.store.broken[name] = RunnerError("store_unavailable", "The store cannot be used.")
     reply = await b.cancel()
-    assert reply.status == 202
+    assert (reply.status, reply.body["turn_id"]) == (202, handle.turn_id)
     await agent.heard("session/cancel")
     several.store.broken.clear()
     agent.answer(frame, "cancelled")
     assert (await handle.result())["outcome"] == "cancelled"
     assert types(await a.events(handle)).count("done") == 1
+
+
+async def test_without_the_store_nobody_says_whether_an_idle_session_exists(several: Several) -> None:
+    a, b = await two(several)
+    await a.turn()
+    several.store.broken["session"] = RunnerError("store_unavailable", "The store cannot be used.")
+    with pytest.raises(RunnerError) as caught:
+        await b.cancel()
+    assert caught.value.code == "store_unavailable"
 
 
 async def test_a_stop_while_the_plane_is_away_goes_by_the_store(several: Several) -> None:
@@ -479,4 +482,4 @@ async def test_stops_of_many_sessions_at_the_other_replica(several: Several) -> 
         agent.answer(frame, "cancelled")
     assert {(await stop).body["outcome"] for stop in stops} == {"stopped"}
     assert {(await handle.result())["outcome"] for handle in handles} == {"cancelled"}
-    assert all(row == replace(row, outcome="stopped", state="applied") for row in rows(several))
+    assert [(row.outcome, row.state) for row in rows(several)] == [("stopped", "applied")] * 5

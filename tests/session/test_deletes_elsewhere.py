@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +14,6 @@ from tests.session.gates import Gate
 from tests.session.several import Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def two(several: Several) -> tuple[Bed, Bed]:
@@ -88,3 +81,25 @@ async def test_a_replica_that_heard_of_no_end_admits_nothing(several: Several) -
     several.sides["b"].open.set()
     assert b.provider.sandboxes == []
     assert await outcome(asyncio.create_task(b.dispatch(prompt="three"))) == "session_ended"
+
+
+@pytest.mark.parametrize("more", [{"context_only": True}, {"on_busy": "queue"}])
+async def test_a_prompt_for_a_session_that_was_deleted_meanwhile_is_not_acknowledged(
+    several: Several, more: dict[str, Any]
+) -> None:
+    """Its row would be the only one of that session: no turn ever takes it."""
+    a, _ = await two(several)
+    if "on_busy" in more:
+        await a.dispatch(prompt="runs", keep_on_disconnect=True)
+        await (await a.agent(2)).prompt()
+    gate = several.store.gates["append"] = Gate()
+    sending = asyncio.create_task(a.dispatch(prompt="two", prompt_id="late", **more))
+    await gate.reached.wait()
+    del several.store.gates["append"]
+    row = await several.store.session("p", "s")
+    assert row is not None
+    await several.store.save_session(replace(row, head_epoch=row.head_epoch + 1, ended_at=1))
+    await several.store.delete_session_content("p", "s")
+    gate.open()
+    assert await outcome(sending) == "session_ended"
+    assert await several.store.prompt("p", "s", "late") is None

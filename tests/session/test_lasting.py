@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ pytestmark = pytest.mark.virtual_time
 DAY_AND_AN_HOUR = 25 * 3600
 SLOW_BEATS = {"beat_seconds": 120, "lease_seconds": 600}
 LOST_AFTER = 60
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 def outcomes(events: list[dict[str, Any]]) -> list[str]:

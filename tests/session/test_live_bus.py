@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.session.mirror import DEAF_SECONDS
-from runner.session.shown import LARGE_BYTES, WATCHED_SECONDS
+from runner.session.outlets import LARGE_BYTES, WATCHED_SECONDS
 from tests.session.bed import CALLER, Bed
 from tests.session.fake_agent import text_frame
 from tests.session.gates import Gate
@@ -399,7 +399,7 @@ async def test_an_owner_that_does_not_answer_is_asked_over_http(several: Several
     """First of all for a while, and for longer each time; the bus is still there where that fails, too."""
     a, b = await two(several)
     await started(a)
-    shown, a.sessions.shown = a.sessions.shown, None
+    outlets, a.sessions.outlets = a.sessions.outlets, None
     mirrors = b.replica.mirrors
     assert mirrors is not None
     for seconds in (DEAF_SECONDS[0], 2 * DEAF_SECONDS[0]):
@@ -415,7 +415,7 @@ async def test_an_owner_that_does_not_answer_is_asked_over_http(several: Several
     follower = Followed(b)
     with pytest.raises(RunnerError):
         await follower.task
-    a.sessions.shown = shown
+    a.sessions.outlets = outlets
     follower = Followed(b)
     await follower.until("turn_admitted")
     assert follower.peers.asked == 1

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from runner.ids import Ids
+from runner.ids import Cursor, Ids
 from runner.rules.following import Place
-from runner.session.live_entry import Cursor, Entry, decode, encode
+from runner.session.live_entry import Entry, decode, encode
 from runner.session.mirror import Mirror
+from runner.session.outlets import Wish, note_of, wishes_of
 from runner.session.port import ReaderCut
-from runner.session.shown import Wish, note_of, wishes_of
 from runner.turn.log import Chunk, LogCut, SessionLog
 from tests.virtual_time import LoopClock
 

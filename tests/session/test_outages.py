@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.session.gates import Gate
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def running(bed: Bed, nth: int = 1) -> tuple[Any, Any, dict[str, Any]]:
@@ -257,3 +249,23 @@ async def test_a_client_that_goes_away_while_a_lost_turn_is_ended_leaves_no_leas
     assert several.plane.lease("p", "s").alive is None
     assert await stored(several, handle) == "lost"
     assert (await b.turn(prompt="go on"))["ok"]
+
+
+@pytest.mark.parametrize("proven", [True, False])
+@pytest.mark.parametrize("call", ["end", "caught_up", "records"])
+async def test_a_lost_turn_that_the_store_does_not_let_end_is_told_as_an_outage(
+    several: Several, call: str, proven: bool
+) -> None:
+    """Nobody's turn runs: to a client that is told so, its message never gets through (cases L2 and M1)."""
+    a, b = await several.replica("a"), await several.replica("b")
+    await running(a)
+    await several.kill("a", proven=False)
+    await asyncio.sleep(LEASE_SECONDS + 1)
+    several.store.broken[call] = RunnerError("store_unavailable", "away")
+    if proven:
+        several.dead.add("a")
+    with pytest.raises(RunnerError) as caught:
+        await b.dispatch(prompt="two", keep_on_disconnect=True)
+    assert (caught.value.code, caught.value.retryable) == ("store_unavailable", True)
+    several.store.broken.clear()
+    assert (await b.turn())["ok"]

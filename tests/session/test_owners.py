@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.session.reading import cursor
 from tests.session.several import LEASE_SECONDS, Several
 
 pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture
-async def several() -> AsyncIterator[Several]:
-    world = Several()
-    yield world
-    await world.close()
 
 
 async def running(bed: Bed, prompt: str = "hello", agents: int = 1, **fields: Any) -> tuple[Any, Any, dict[str, Any]]:

@@ -251,3 +251,22 @@ async def test_kill_while_paused(bed: Bed) -> None:
     assert bed.provider.alive == set()
     assert await bed.state() == "idle"
     assert (await bed.turn(agents=2))["ok"] is True
+
+
+async def test_last_words_of_a_withdrawn_prompt_are_no_part_of_what_the_new_one_is_told(bed: Bed) -> None:
+    """Both are messages of one turn; a client puts together by its id what belongs together."""
+    _, agent, frame, _ = await paused(bed)
+    handle = await bed.dispatch(prompt="two", keep_on_disconnect=True)
+    await agent.heard("session/cancel")
+    agent.say("late")
+    agent.answer(frame, "cancelled")
+    frame = await agent.prompt(2)
+    agent.say("fresh")
+    agent.answer(frame)
+    assert (await handle.result())["text"] == "fresh"
+    said = {
+        event["data"]["text"]: event["data"]["message_id"]
+        for event in await resumed_events(bed)
+        if event["type"] == "message"
+    }
+    assert said.keys() == {"late", "fresh"} and said["late"] != said["fresh"]

@@ -13,11 +13,13 @@ from runner.errors import RunnerError
 from runner.rules.late import Late
 from runner.session.port import Reader, ReaderCut, ReaderEnded
 from runner.session.session import Session
-from runner.store.port import RecordKey
+from runner.store.port import RecordKey, SessionRow
 from tests.normal_form import normal_form
 from tests.session.bed import CALLER, Bed, types
 from tests.session.fake_agent import text_frame
+from tests.session.gates import Gate
 from tests.session.reading import Event, assert_ordered, cursor, ended
+from tests.session.several import Several
 from tests.store.rows import record
 
 pytestmark = pytest.mark.virtual_time
@@ -203,6 +205,65 @@ async def test_a_cursor_older_than_what_retention_kept_is_a_resync(bed: Bed) -> 
     assert [event["cursor"] for event in await bed.history(after=old[-1]["cursor"])] == kept
 
 
+@pytest.mark.parametrize("shrunk", [False, True], ids=["in the ring", "in the store"])
+async def test_who_saw_what_came_too_late_forgets_it(bed: Bed, *, shrunk: bool) -> None:
+    """An owner that was overtaken had shown more of epoch 1 than counts; its readers are told, others are not (H4)."""
+    await bed.turn()
+    await asyncio.sleep(1)
+    first = await bed.history()
+    await bed.turn(nth=2)
+    await asyncio.sleep(1)
+    if shrunk:
+        known(bed).log.shrink()
+    late = {**first[-1], "cursor": f"1.{cursor(first[-1])[1] + 1}"}
+    told = [*first, late, *await bed.history(after=late["cursor"])]
+    again = told[len(first) + 1 :]
+    assert (again[0]["type"], again[0]["data"]) == ("resync", {"from": "1.0"})
+    assert_ordered(again[1:])
+    assert normal_form(told) == await stored(bed)
+    for event in first:
+        assert "resync" not in types(await bed.history(after=event["cursor"]))
+    if not shrunk:
+        bed.store.failing["records"] = 1
+        assert cursor((await bed.history(after=late["cursor"]))[0])[0] == 2, "what is at hand waits for no store"
+
+
+async def test_a_resync_comes_with_what_follows_or_not_at_all(bed: Bed) -> None:
+    """Who is cut between the two would come back by a cursor of what it was told to forget."""
+    await bed.turn()
+    await asyncio.sleep(1)
+    known(bed).log.shrink()
+    bed.store.failing["records"] = 1
+    reader = await bed.sessions.follow(CALLER, "s", "9.9", False)
+    with pytest.raises(ReaderCut):
+        await reader.next(1)
+    reader.close()
+    reader = await bed.sessions.follow(CALLER, "s", "9.9", False)
+    first = [json.loads(line) for line in (await reader.next(1) or b"").splitlines()]
+    reader.close()
+    assert types(first)[:2] == ["resync", "session_busy"]
+
+
+async def test_what_the_owner_before_wrote_late_falls_between_nothing(bed: Bed) -> None:
+    """A reader has read the past here; then the other owner's last event is stored, and a turn begins here (H4)."""
+    await bed.turn()
+    await asyncio.sleep(1)
+    session = known(bed)
+    session.log.restart()
+    session.log_since, session.busy = session.head.cursor, True
+    reader, seen = await bed.sessions.follow(CALLER, "s", None, True), []
+    seen += [json.loads(line) for line in (await reader.next(1) or b"").splitlines()]
+    assert await reader.next(0.1) is None
+    idle = record(session.head.n + 1, epoch=1, project="p", turn_id=None, record_id="late", type="session_idle")
+    await bed.store.append([idle._replace(data=b"{}")])
+    await bed.turn(nth=2)
+    await heard(reader, 2, seen)
+    assert_ordered(seen)
+    assert normal_form(seen) == await stored(bed)
+    at = [event["cursor"] for event in seen].index(f"1.{idle.n}")
+    assert seen[at + 1]["cursor"] == "2.1"
+
+
 async def test_what_retention_deletes_while_it_is_read_is_told(bed: Bed) -> None:
     assert await bed.turn()
     await asyncio.sleep(1)
@@ -240,3 +301,45 @@ async def test_a_reader_of_a_session_that_has_ended_ends_case_h10(bed: Bed) -> N
     with pytest.raises(RunnerError) as caught:
         await bed.sessions.follow(CALLER, "s", None, True)
     assert (caught.value.code, caught.value.status) == ("session_ended", 410)
+
+
+async def test_who_asks_later_is_not_told_what_was_before_case_h6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another replica began the session while a look for it was on its way: it is there for whoever asks now."""
+    several = Several()
+    a, b = await several.replica("a"), await several.replica("b")
+    read, gate = several.store.session, Gate()
+
+    async def slow(project: str, session_id: str) -> SessionRow | None:
+        monkeypatch.undo()
+        found = await read(project, session_id)
+        await gate.passes()
+        return found
+
+    monkeypatch.setattr(several.store, "session", slow)
+    early = asyncio.create_task(b.sessions.view(CALLER, "s"))
+    await gate.reached.wait()
+    assert (await a.turn())["ok"]
+    late = asyncio.create_task(b.sessions.view(CALLER, "s"))
+    await asyncio.sleep(0.01)
+    gate.open()
+    await asyncio.wait({early, late})
+    assert late.result()["last_turn"]["outcome"] == "completed"
+    await several.close()
+
+
+async def test_a_turn_on_its_way_makes_nobody_forget_what_another_replica_has_told_case_h9() -> None:
+    several = Several()
+    a, b = await several.replica("a"), await several.replica("b")
+    several.sides["b"].open.clear()
+    sending = asyncio.create_task(b.dispatch(prompt="late"))
+    await asyncio.sleep(0.1)
+    assert (await a.turn())["ok"]
+    await asyncio.sleep(1)
+    last = (await a.history())[-1]["cursor"]
+    with pytest.raises(RunnerError) as caught:
+        await b.sessions.follow(CALLER, "s", last, True)
+    assert (caught.value.code, caught.value.retryable) == ("owned_elsewhere", True)
+    several.sides["b"].open.set()
+    await asyncio.wait({sending})
+    assert await b.history(after=last) == []
+    await several.close()

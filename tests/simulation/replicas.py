@@ -187,19 +187,22 @@ class Node:
         plane: Any = FarPlane(world.plane_for_boot(), self.plane_road, "plane_unavailable", returns=True)
         work = build(
             settings_of(self.name, world.seats),
-            state_dir=Path("/nowhere"),
             replica_id=self.replica_id,
-            store=store,
             plane=plane,
             providers={"local": self.provider},
             clock=LoopClock(),
             ids=CountingIds(f"{self.replica_id}_"),
             proven_dead=lambda info: world.proven_dead(info.replica_id),
+            **self.given(store),
         )
         self.replica = await loop.create_task(work, name=f"boot {self.replica_id}", context=self.context.copy())
         self.up, self.frozen, self.leaving = True, False, False
         world.nodes_by_id[self.replica_id] = self
         world.replicas.append(self.replica)
+
+    def given(self, store: Any) -> dict[str, Any]:
+        """What else ``build`` gets: the store that its road leads to, and what stands before it."""
+        return {"store": store, "state_dir": Path("/nowhere")}
 
     @property
     def sessions(self) -> Any:

@@ -30,14 +30,14 @@ class Run:
         return json.dumps(sorted(items, key=lambda item: item["at"]), indent=1)
 
 
-def run_seed(seed: int, *, tell: bool = False) -> Run:
+def run_seed(seed: int, *, tell: bool = False, of: type[World] = World) -> Run:
     """Live through a seed; a fault is told, not raised. ``tell``: the stories also where everything held."""
     loop = SimulationLoop(LIMIT_SECONDS)
     box: list[World] = []
     fault: str | None = None
     logging.disable(logging.CRITICAL)
     try:
-        loop.run_until_complete(_live(seed, box))
+        loop.run_until_complete(_live(of(seed), box))
         if loop.complaints:
             fault = loop.complaints[0]
     except Exception as error:
@@ -52,8 +52,7 @@ def run_seed(seed: int, *, tell: bool = False) -> Run:
     return Run(seed, fault, tables(world), stories)
 
 
-async def _live(seed: int, box: list[World]) -> None:
-    world = World(seed)
+async def _live(world: World, box: list[World]) -> None:
     box.append(world)
     await world.begin()
     for _ in range(4 + int(world.chance.random.random() * 12)):

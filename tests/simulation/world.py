@@ -41,6 +41,8 @@ RESTS: Final = (4.0, 4.0, 11.0, 25.0, 65.0)
 class World:
     """One run. ``hazard`` 0 to 1 is how often agents, providers and the outside misbehave."""
 
+    node = Node
+
     def __init__(self, seed: int) -> None:
         self.chance = chance = Chance(seed)
         self.hazard = chance.pick((0.0, 0.5, 1.0))
@@ -59,7 +61,7 @@ class World:
         self.nodes_by_id: dict[str, Node] = {}
         self.dead: set[str] = set()
         self.frozen: list[list[float]] = []
-        self.nodes = [Node(self, name) for name in ("r", "s", "t")[: chance.pick((2, 2, 3)) if self.shared else 1]]
+        self.nodes = [self.node(self, name) for name in ("r", "s", "t")[: chance.pick((2, 2, 3)) if self.shared else 1]]
         self.clients: list[asyncio.Task[None]] = []
         self._pid = 1000
         self._prompts = 0
@@ -345,7 +347,8 @@ class World:
             assert row.answer == "accepted", f"the next message of {session_id} was {row.answer}"
             assert row.result is not None
             if not row.result["ok"]:
-                assert row.result["error"]["code"] == "provider_at_capacity", row.result
+                # A client may give a cold start less time than it takes.
+                assert row.result["error"]["code"] in ("provider_at_capacity", "limit_total"), row.result
                 waiting.append(session_id)
             await asyncio.sleep(20)
         assert not waiting, f"no seat for {waiting}"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from runner.clock import SystemClock
+from runner.metrics import Metrics
+from runner.store.counted import CountedStore
 from runner.store.http import HttpStore
 from runner.store.memory import MemoryStore
 from runner.store.port import Store
@@ -57,6 +59,12 @@ async def spooled(path: Path) -> AsyncIterator[Store]:
 
 
 @asynccontextmanager
+async def counted(path: Path) -> AsyncIterator[Store]:
+    async with memory(path) as behind:
+        yield CountedStore(behind, Metrics())
+
+
+@asynccontextmanager
 async def postgres(url: str) -> AsyncIterator[Store]:
     made = await PostgresStore.open(url, clock=FixedClock())
     yield made
@@ -68,6 +76,7 @@ BACKENDS: dict[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
     "memory": memory,
     "http": http,
     "spooled": spooled,
+    "counted": counted,
 }
 
 

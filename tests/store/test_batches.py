@@ -8,7 +8,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.store.port import Admission, Appended, Store
-from tests.store.rows import PROJECT, admission, ending, question, record, session, turn
+from tests.store.rows import PROJECT, admission, ending, prompt, question, record, session, turn
 
 
 async def many_sessions(store: Store) -> None:
@@ -104,6 +104,24 @@ async def test_what_arrives_for_a_deleted_session_is_dropped_and_counted(store: 
     assert await store.append([outside], [question(turn_id="t-b", in_session="b")]) == Appended(0, 1, 1)
     assert await store.records(PROJECT, "b", None, 9) == []
     assert await store.quarantined(PROJECT, 9) == []
+    assert await store.interactions(PROJECT) == []
+
+
+async def test_nothing_else_comes_back_to_a_deleted_session_either(store: Store):
+    """A replica that stood still while another one deleted it goes on."""
+    await store.admit(admission(prompt=prompt()))
+    await store.end(ending(turn()))
+    over = session(ended_at=3000, head_epoch=1)
+    await store.save_session(over)
+    await store.delete_session_content(PROJECT, "s")
+    await store.save_session(session(at=4000, head_epoch=2, config={"env": {"A": "b"}}, agent_state={"id": 1}))
+    assert await store.session(PROJECT, "s") == over
+    queued = prompt("p2", "queued", turn_id=None)
+    assert await store.append([], [], [queued]) == Appended(0, 0, 1)
+    assert await store.append([], [question(status="cancelled")], [prompt(state="failed")]) == Appended(0, 0, 2)
+    assert await store.append([], [question()]) == Appended(0, 1, 1)
+    assert await store.waiting_prompts() == []
+    assert await store.prompt(PROJECT, "s", "p1") is None
     assert await store.interactions(PROJECT) == []
 
 

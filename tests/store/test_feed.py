@@ -136,3 +136,18 @@ async def test_retention_trims_feeds(store: Store) -> None:
     assert len(await told(store)) == 2
     assert (await run_once(store, Today(), 30)).complete
     assert [kind for _, kind, _ in await told(store)] == ["session_idle"]
+
+
+async def test_what_a_worker_writes_is_told_too(store: Store) -> None:
+    assert await store.admit(admission(records=[busy(1)]))
+    batch = [record(2), busy(1), idle(3), idle(3)]
+    await store.write_batch(batch)
+    await store.write_batch(batch)
+    assert [kind for _, kind, _ in await told(store)] == ["session_busy", "session_idle"]
+
+
+async def test_the_sweeps_ending_is_no_item(store: Store) -> None:
+    assert await store.admit(admission(records=[busy(1)]))
+    assert await store.end(ending(turn(), session=session(head_epoch=1, head_n=1)))
+    assert await store.add_ending(record(2, type="done"))
+    assert [kind for _, kind, _ in await told(store)] == ["session_busy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -141,3 +142,16 @@ async def test_a_restored_database_tells_its_feed_in_the_old_order(postgres_url:
     assert await follower.look() == ["one", "two", "three", "four"]
     await again.close()
     await connection.close()
+
+
+async def test_two_that_trim_at_once_count_nothing_twice(
+    store: PostgresStore, writers: list[asyncpg.Connection]
+) -> None:
+    for n in range(600):
+        await writers[n % 3].execute(INSERT, f"s{n}")
+    counts = await asyncio.gather(*(store.trim_feed(None, 2000, 200) for _ in range(6)))
+    assert sum(counts) + len(await store.feed(PROJECT, (0, 0), 1000)) == 600
+    while await store.trim_feed(None, 2000, 200):
+        pass
+    assert await Follower(store).look() == []
+    assert (await store.feed_span(PROJECT)).floor > (0, 0)

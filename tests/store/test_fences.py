@@ -185,6 +185,15 @@ async def test_a_record_that_is_refused_keeps_no_turn_from_ending_case_g8(store:
     assert [(row.record, row.reason) for _, row in await store.quarantined(PROJECT, 10)] == [(bad, "refused")]
 
 
+async def test_a_record_that_an_ending_stores_after_all_is_not_set_aside(store: Store):
+    """A record is in the history or in quarantine, never in both."""
+    await store.admit(admission(records=[record(1)]))
+    twice = [record(1, record_id="rec_twice"), record(2, record_id="rec_twice")]
+    assert await store.end(ending(turn(), records=twice))
+    assert await store.records(PROJECT, "s", None, 10) == [record(1), twice[1]]
+    assert await store.quarantined(PROJECT, 10) == []
+
+
 async def test_a_session_that_has_ended_admits_nothing(store: Store):
     """DESIGN 3.7: whoever did not hear of the end, for the lease plane was away."""
     await store.admit(admission())

@@ -42,16 +42,26 @@ async def test_a_small_commit_wakes_no_thread(store: SqliteStore, by_thread: lis
     assert len(await store.records(PROJECT, "s", None, 10)) == 1
 
 
-async def test_a_large_one_is_the_threads_and_what_follows_keeps_the_order(store: SqliteStore, by_thread: list[int]):
+async def test_a_large_one_is_the_threads_and_what_follows_keeps_the_order(
+    store: SqliteStore, by_thread: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     await store.admit(admission())
     many = [record(n) for n in range(1, inline.ROWS_MAX + 2)]
+    other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
     large = asyncio.ensure_future(store.append(many))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert by_thread == [1]
-    await store.append([record(len(many) + 1)])
-    assert large.done(), "the small one came behind the large one"
-    assert by_thread == [1, 1]
+    small = asyncio.ensure_future(store.append([record(len(many) + 1)]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert by_thread == [1, 1], "the small one goes behind the large one"
+    other.execute("ROLLBACK")
+    other.close()
+    await small
+    assert large.done()
     await store.append([record(len(many) + 2)])
     assert by_thread == [1, 1], "the thread has nothing to do any more"
     assert len(await store.records(PROJECT, "s", None, 10_000)) == len(many) + 2

@@ -13,7 +13,8 @@ import asyncpg
 import pytest
 
 from runner.errors import RunnerError
-from runner.store.port import Admission, Appended, RecordRow
+from runner.store.port import Admission, Appended
+from runner.store.postgres.faults import is_lost
 from runner.store.postgres.steps import TEXTS
 from runner.store.postgres.store import PostgresStore, begin
 from tests.postgres_server import PostgresServer
@@ -99,6 +100,8 @@ async def test_a_server_that_freezes_after_it_took_the_connection(postgres_serve
     assert postgres_url not in error.message
 
 
+# asyncpg asks the server to cancel on a connection of its own, and nobody hears of that connection's end.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_cancelled_call_leaves_no_transaction_open(
     store: PostgresStore, other: asyncpg.Connection, postgres_url: str
 ):
@@ -247,27 +250,20 @@ async def test_what_cannot_be_reached_says_where_but_not_the_password(postgres_u
     assert "wr0ng" not in error.message
 
 
-async def test_a_frozen_replica_does_not_hold_its_sessions_for_ever(
-    store: PostgresStore, other: asyncpg.Connection, postgres_url: str
+async def test_a_replica_that_is_frozen_within_a_write_keeps_nobody_from_its_session(
+    store: PostgresStore, postgres_url: str
 ):
-    """Its transaction is ended by the server; until then others are told that the store is not there."""
+    """The server ends its transaction before the others' calls are over; when it wakes, it finds out."""
     await store.admit(admission())
-    settings = {"idle_in_transaction_session_timeout": f"{SECONDS * 2000:.0f}ms"}
-    frozen = await asyncpg.connect(postgres_url, server_settings=settings)
-    await frozen.execute(begin([(PROJECT, "s")]))
-    assert (await refused(store.append([record(1)]))).code == "store_unavailable"
-    assert await store.append([], [question(in_session="s2", turn_id="t2")]) == Appended(0, 1), "others go on"
-    async with asyncio.timeout(SECONDS * 10):
-        while not await store.ready() or not await appended(store, record(2)):
-            await asyncio.sleep(0)
-    frozen.terminate()
-
-
-async def appended(store: PostgresStore, row: RecordRow) -> bool:
-    try:
-        return await store.append([row]) == Appended(1)
-    except RunnerError:
-        return False
+    frozen = await PostgresStore.open(postgres_url, seconds=SECONDS)
+    async with frozen._pool.acquire() as connection:
+        await connection.execute(begin([(PROJECT, "s")]))
+        assert await store.append([record(1)]) == Appended(1)
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)) as ended_there:
+            await connection.execute("COMMIT")
+        assert is_lost(ended_there.value)
+    assert await frozen.append([record(2)]) == Appended(1)
+    await frozen.close()
 
 
 async def test_a_statement_finds_its_rows_by_an_index(store: PostgresStore, other: asyncpg.Connection):

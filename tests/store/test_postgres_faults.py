@@ -26,6 +26,7 @@ def said(sqlstate: str) -> asyncpg.PostgresError:
         ("22021", "internal", False, False),
         ("23505", "internal", False, False),
         ("25006", "store_unavailable", True, False),
+        ("25P03", "store_unavailable", True, False),
         ("28P01", "store_unavailable", False, False),
         ("3D000", "store_unavailable", False, False),
         ("40001", "store_unavailable", False, True),

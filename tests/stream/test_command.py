@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 
 from runner.client import Client
 from runner.store.port import Store
@@ -18,6 +19,7 @@ from runner.store.sqlite import SqliteStore
 from runner.store.stream.codec import encode
 from runner.store.stream.redis import RedisRecordStream
 from tests.redis_server import RedisServer
+from tests.server.scraped import scrape
 from tests.stream.bed import admission, rows, stored, until
 
 SECONDS = 40.0
@@ -97,6 +99,42 @@ async def test_a_worker_says_its_name_drains_and_exits(machine: Machine, stream:
     await store.close()
 
 
+async def test_a_store_that_is_away_at_the_start_is_waited_for(machine: Machine) -> None:
+    folder = machine.folder / "mounted later"
+    machine.over(f"sqlite:///{folder / 'store.sqlite3'}")
+    for told_to_stop in (True, False):
+        early = await machine.start("worker")
+        assert early.stdout is not None
+        assert early.stderr is not None
+        async with asyncio.timeout(SECONDS):
+            assert b"records wait: " in await early.stderr.readline()
+            if not told_to_stop:
+                folder.mkdir()
+                assert json.loads(await early.stdout.readline())["ready"] is True
+        assert (await machine.end(early))[0] == 0
+
+
+async def test_a_worker_with_a_port_tells_its_numbers(machine: Machine, stream: RedisRecordStream) -> None:
+    store = await SqliteStore.open(machine.database)
+    assert await store.admit(admission())
+    await stream.publish([encode(one) for one in rows(70)])
+    worker, ready = await machine.ready("worker", "--port", "0")
+    await until(lambda: has(store, 70), SECONDS)
+    token = (machine.folder / "state" / "token").read_text().strip()
+    async with ClientSession(ready["url"], headers={"Authorization": f"Bearer {token}"}) as http:
+        async with asyncio.timeout(SECONDS):
+            while (now := await scrape(http)).of("worker_entries_total", result="written") < 70:
+                await asyncio.sleep(0.02)
+        assert now.of("worker_entries_total", result="read") == now.of("records_written_total") == 70
+        assert now.of("worker_entries_total", result="lost") == now.of("worker_outages_total") == 0
+        async with http.get("/metrics", headers={"Authorization": "Bearer x"}) as answer:
+            assert answer.status == 401
+        async with http.get("/v1/sessions") as answer:
+            assert answer.status == 404
+    assert (await machine.end(worker))[0] == 0
+    await store.close()
+
+
 async def test_a_name_is_taken_once_and_stays_the_same(machine: Machine) -> None:
     """Case G9: stable names; a second worker of the same name is refused and told what to do."""
     first, ready = await machine.ready("worker")
@@ -135,6 +173,13 @@ async def test_a_turn_of_a_real_server_arrives_by_the_worker(
         result = await client.prompt("demo", "hello", harness="demo")
         assert result["ok"], result
         before = await client.records("demo")
+        async with ClientSession(ready["url"], headers={"Authorization": f"Bearer {token}"}) as http:
+            now = await scrape(http)
+        sent = now.of("record_stream_published_records_total")
+        assert sent + now.of("records_written_total") >= len(before["items"])
+        assert now.of("spool_writes") == now.of("record_stream_circuit_open") == 0
+        assert now.of("live_file_bytes") > 0
+        assert now.of("turns_total", outcome="completed", harness="demo") == 1
         worker, _ = await machine.ready("worker")
 
         async def empty() -> bool:

@@ -137,6 +137,30 @@ async def test_a_stream_that_is_gone_is_another_generation(streams: Streams, how
     assert [entry.payload for entry in await read(streams.two)] == payloads(1)
 
 
+@pytest.mark.parametrize("how", ["trim", "delete"])
+async def test_a_stream_that_somebody_took_entries_from_is_another_generation(streams: Streams, how: str) -> None:
+    """No worker ever saw those, and the floor passes them: their sender may not believe it."""
+    before = await streams.one.publish(payloads(2))
+    assert len(await read(streams.two)) == 2
+    await streams.two.acknowledge(before.entry_ids)
+    second = await streams.one.publish(payloads(3))
+    assert second.generation == before.generation, "what was acknowledged may go"
+    if how == "trim":
+        await streams.trim()
+    else:
+        streams.delete_bodies(second.entry_ids[1:2])
+    got = await read(streams.two)
+    assert len(got) == (0 if how == "trim" else 2)
+    await streams.two.acknowledge([entry.entry_id for entry in got])
+    seen = await streams.one.look()
+    assert seen.generation != before.generation
+    again = await streams.one.publish(payloads(3))
+    assert again.generation == seen.generation
+    assert [entry.payload for entry in await read(streams.two)] == payloads(3)
+    await streams.two.acknowledge(again.entry_ids)
+    assert (await streams.one.look()).generation == seen.generation
+
+
 async def test_a_sender_makes_the_group_so_that_nothing_is_skipped(streams: Streams) -> None:
     """Case G5: published before any worker was there, and right after a flush."""
     await streams.one.publish(payloads(1))

@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from runner.assembly.gauges import read_stream
 from runner.errors import RunnerError
+from runner.metrics import STREAM_CIRCUIT_OPEN, STREAM_FULL, STREAM_REPUBLISHED, STREAM_UNCONFIRMED, Metrics
 from runner.store.behind import StoreBehind
 from runner.store.codec import CALLS
 from runner.store.memory import MemoryStore
 from runner.store.port import InteractionRow
 from runner.store.stream.memory import MemoryRecordStream
-from runner.store.stream.pipelined import PipelinedStore
+from runner.store.stream.pipelined import PipelinedStore, Sent
 from runner.store.stream.worker import Worker
 from tests.stream.bed import PROJECT, SESSION, TURN, admission, ending, row, rows, stored, until
 from tests.virtual_time import LoopClock
@@ -358,3 +360,23 @@ async def test_a_cancelled_append_may_be_given_again() -> None:
         it.work()
         await until(lambda: store.unconfirmed == 0)
         assert await stored(it.database) == rows(3)
+
+
+async def test_which_way_records_took_is_counted() -> None:
+    async with bed() as it:
+        store, metrics = it.store(), Metrics()
+        read_stream(metrics, store)
+        assert await store.admit(admission())
+        await store.append(rows(3))
+        assert store.sent == Sent(published=3)
+        it.stream.flush()
+        await until(lambda: store.sent.republished == 3)
+        it.stream.unavailable = True
+        await store.append([row(4)])
+        assert (store.sent, store.away) == (Sent(3, 3, 1), True)
+        assert metrics.numbers()[STREAM_CIRCUIT_OPEN] == {(): 1}
+        it.stream.unavailable = False
+        await until(lambda: not store.away)
+        numbers = metrics.numbers()
+        assert numbers[STREAM_CIRCUIT_OPEN] == numbers[STREAM_FULL] == numbers[STREAM_UNCONFIRMED] == {(): 0}
+        assert numbers[STREAM_REPUBLISHED] == {(): 3}

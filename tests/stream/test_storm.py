@@ -19,15 +19,30 @@ from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 
-SECONDS = 40.0
+SECONDS = 60.0
 SESSIONS = 4
+FAULTS = (
+    "stream",
+    "frozen",
+    "database",
+    "flush",
+    "group",
+    "trim",
+    "workers",
+    "runner",
+    "stream database",
+    "workers flush runner",
+    "workers group",
+    "workers trim runner",
+    "database group workers",
+)
 
 
 class Replica:
     """A runner's store that can die: what is in its memory is gone, and no call of it returns any more."""
 
     def __init__(self, storm: Storm) -> None:
-        self.store = PipelinedStore(storm.database, storm.stream, held_bytes=20_000)
+        self.store = PipelinedStore(storm.database, storm.stream, held_bytes=20_000 if storm.seed % 2 else 500_000)
         self.turns: set[asyncio.Task] = set()
 
     async def die(self) -> None:
@@ -39,9 +54,10 @@ class Replica:
 
 class Storm:
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.chance = random.Random(seed)
         self.clock = LoopClock()
-        self.stream = MemoryRecordStream(self.clock, max_entries=60)
+        self.stream = MemoryRecordStream(self.clock, max_entries=60 if seed % 2 else 2_000)
         self.database = MemoryStore(clock=self.clock)
         self.taken: dict[str, list[RecordRow]] = {f"s{n}": [] for n in range(SESSIONS)}
         self.heads: dict[str, int] = dict.fromkeys(self.taken, 0)
@@ -66,7 +82,7 @@ class Storm:
         turn = f"{session}_t{epoch}"
         begun = admission(session, turn, epoch)
         await self.insist(lambda: replica.store.admit(begun))
-        for _ in range(self.chance.randint(1, 6)):
+        for _ in range(self.chance.randint(1, 40)):
             rows = [self.record(session, turn, epoch) for _ in range(self.chance.randint(1, 5))]
             await self.insist(lambda rows=rows: replica.store.append(rows))
             self.taken[session] += rows
@@ -95,7 +111,8 @@ class Storm:
         self.replica = Replica(self)
         for turn in await self.certainly(self.database.open_turns):
             session = turn.session_id
-            await self.certainly(lambda session=session: self.replica.store.caught_up(PROJECT, session))
+            if self.chance.random() < 0.5:
+                await self.certainly(lambda session=session: self.replica.store.caught_up(PROJECT, session))
             lost = ending([], session, turn.turn_id, turn.epoch)
             lost = replace(lost, turn=replace(lost.turn, outcome="lost"))
             await self.certainly(lambda lost=lost: self.replica.store.end(lost))
@@ -115,30 +132,38 @@ class Storm:
             self.replica.turns.add(asyncio.create_task(self.session(self.replica, session)))
 
     async def fault(self) -> None:
-        """One of what may happen, for a while; never Redis's memory and the runner's at once."""
-        kind = self.chance.choice(["stream", "frozen", "database", "flush", "group", "worker", "runner", "both"])
+        """Some of what may happen, for a while; never Redis's memory and the runner's at once."""
+        kinds = self.chance.choice(FAULTS)
         pause = self.chance.random() * 4
-        if kind in ("stream", "both"):
-            self.stream.unavailable = True
-        if kind in ("database", "both"):
-            self.database.unavailable = True
-        if kind == "frozen":
-            self.stream.held.clear()
-        if kind == "flush":
-            self.stream.flush()
-        if kind == "group":
-            self.stream.drop_group()
-        if kind == "worker":
-            name = self.chance.choice(list(self.workers))
-            self.workers[name][1].cancel()
-            await asyncio.sleep(pause)
-            self.start_worker(name)
-        if kind == "runner":
-            await self.settled_after_flush()
-            await self.take_over()
+        for kind in kinds.split():
+            if kind == "stream":
+                self.stream.unavailable = True
+            if kind == "database":
+                self.database.unavailable = True
+            if kind == "frozen":
+                self.stream.held.clear()
+            if kind == "flush":
+                await asyncio.sleep(pause)
+                self.stream.flush()
+            if kind == "trim":
+                await asyncio.sleep(pause)
+                bodies = list(self.stream._entries or ())
+                self.stream.delete_bodies(self.chance.sample(bodies, self.chance.randint(0, len(bodies))))
+            if kind == "group":
+                await asyncio.sleep(pause)
+                self.stream.drop_group()
+            if kind == "workers":
+                for _, task in self.workers.values():
+                    task.cancel()
+            if kind == "runner":
+                await self.settled_after_flush()
+                await self.take_over()
         await asyncio.sleep(pause)
         self.stream.unavailable = self.database.unavailable = False
         self.stream.held.set()
+        if "workers" in kinds:
+            for name in self.workers:
+                self.start_worker(name)
 
     async def settled_after_flush(self) -> None:
         """A stream that forgot has again what runners keep: two losses at once are no promise."""

@@ -60,15 +60,21 @@ async def test_a_waiting_reader_is_woken_by_the_end():
     assert asyncio.get_running_loop().time() == pytest.approx(1)
 
 
-async def test_a_waiting_reader_is_cut_when_it_sleeps_through_too_much():
+async def test_a_waiting_reader_is_not_cut_by_what_comes_at_once_case_e1():
+    """However many events it is: it had no chance to read any of them. One that comes back too late is cut."""
     log = SessionLog(SIZE, 2 * SIZE)
     reader = log.reader()
     waiting = asyncio.create_task(reader.next(60))
     await asyncio.sleep(1)
-    for n in range(1, 6):
-        log.append(chunk(n, size=100))
+    for n in range(1, 31):
+        log.append(chunk(n, size=SIZE // 2))
+    assert cursors(await waiting) == [f"1.{n}" for n in range(1, 31)]
+    for n in range(31, 61):
+        log.append(chunk(n, size=SIZE // 2))
+    for n in range(61, 91):
+        log.append(chunk(n, size=SIZE // 2))
     with pytest.raises(LogCut):
-        await waiting
+        await reader.next(60)
 
 
 async def test_a_cancelled_wait_leaves_the_reader_usable():

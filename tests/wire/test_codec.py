@@ -46,17 +46,20 @@ def test_a_formatter_writes_the_same_bytes() -> None:
     assert formatter.line("3.17", AT, "done", b"{}") == event_line("3.17", "t", "p", AT, "done", b"{}")
 
 
-@given(texts)
+@given(texts.filter(bool))
 def test_deltas_keep_every_text(parts: list[str]) -> None:
-    """Many at once are the same bytes as one by one; no lone surrogate raises."""
+    """Many at once are the same bytes as one by one, and fit into one line; no lone surrogate raises."""
     formatter = EventFormatter("t", "p")
-    lines = formatter.delta_lines(3, 7, AT, "message_delta", 'm"\\', parts)
+    lines, short = formatter.deltas(3, 7, AT, "message_delta", 'm"\\', parts)
     single = [
         event_line(f"3.{n}", "t", "p", AT, "message_delta", to_json({"message_id": 'm"\\', "text": text}))
         for n, text in enumerate(parts, start=7)
     ]
     assert lines == b"".join(single)
-    assert [orjson.loads(line)["data"]["text"] for line in single] == [clean_text(text) for text in parts]
+    whole = [clean_text(text) for text in parts]
+    assert [orjson.loads(line)["data"]["text"] for line in single] == whole
+    data = {"message_id": 'm"\\', "texts": parts}
+    assert short == event_line("3.7", "t", "p", AT, "message_delta", to_json(data))
 
 
 @given(
@@ -108,3 +111,23 @@ def test_the_last_cursor_of_a_batch() -> None:
     two = event_line("3.2", "t", "p", AT, "plan", to_json({"text": '{"kind":"event","cursor":"9.9"}'}))
     assert last_cursor(one + two) == "3.2"
     assert last_cursor(PING) is None
+    assert last_cursor(one + PING) == "3.1"
+
+
+def test_a_reader_goes_on_from_what_a_resync_tells() -> None:
+    """It was told to forget what it had: the cursor before is none to come back by."""
+    seen = event_line("3.1", "t", "p", AT, "plan", b"{}")
+    forget = event_line(None, None, None, AT, "resync", b'{"from":"0.0"}')
+    assert last_cursor(seen + forget) == "0.0"
+    assert last_cursor(forget + seen) == "3.1"
+    assert to_sse(forget) == b"id: 0.0\ndata: " + forget + b"\n"
+    nowhere = event_line(None, None, None, AT, "resync", b'{"from":null,"reason":"slow"}')
+    assert last_cursor(seen + nowhere) == "3.1"
+    assert to_sse(nowhere) == b"data: " + nowhere + b"\n"
+
+
+def test_what_an_agent_nests_is_no_cursor() -> None:
+    """Else an agent could move its readers."""
+    nested = b'{"raw_input":{"kind":"event","cursor":"9.9"},"kind":{"type":"resync","data":{"from":"8.8"}}}'
+    assert last_cursor(event_line("3.1", "t", "p", AT, "tool_call", nested)) == "3.1"
+    assert last_cursor(event_line(None, "t", "p", AT, "error", nested)) is None

@@ -61,7 +61,8 @@ def steps(dialect: Dialect, start: int, target: int, mint: Callable[[str], str])
 
 def would_lose(step: Step, what: str) -> RunnerError:
     """A way back that is not gone without leave."""
-    return RunnerError("invalid_request", f"{step.text}: this would lose {what}; --discard allows it.", field="discard")
+    text = f"{step.text}: this would lose {what}; --discard allows it, and any other loss on the way."
+    return RunnerError("invalid_request", text, field="discard")
 
 
 def script(planned: Sequence[Step]) -> str:
@@ -78,7 +79,7 @@ def _step(dialect: Dialect, revision: Script, before: int, after: int) -> Step:
     written = list(_written(dialect, module.upgrade if forth else module.downgrade))
     title = revision.doc.rstrip(".")
     return Step(
-        f"{before:04} -> {after:04}: {title if forth else f'without: {title}'}",
+        f"{before:04} -> {after:04}: {title if forth else f'back before: {title}'}",
         [*written, *marks(dialect, before, after)],
         () if forth else module.LOSES,
     )

@@ -11,8 +11,8 @@ from runner.errors import RunnerError
 REFUSED: Final = ("22", "23", "54", "P0")
 """SQLSTATE classes of a row's own fault: its data, a constraint, a limit, a trigger that says no."""
 
-BROKEN: Final = ("08", "57P", "25006")
-"""SQLSTATEs by their beginning of a connection that is of no use any more; the last is a primary that is none now."""
+BROKEN: Final = ("08", "57P", "25006", "25P03")
+"""SQLSTATEs by their beginning of a connection that is of no use any more; also of a primary that is none now."""
 
 AGAIN: Final = ("40001", "40P01")
 """SQLSTATEs of a transaction that gave way to another one: nothing of it was written."""

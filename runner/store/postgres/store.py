@@ -14,13 +14,13 @@ import asyncpg
 
 from runner.clock import Clock, SystemClock
 from runner.errors import RunnerError
-from runner.ids import Ids
+from runner.ids import Ids, Key
 from runner.store import rows
 from runner.store.postgres.faults import gave_way, is_lost, translated
 from runner.store.postgres.schema import APPLICATION_NAME, prepare, version_of, where_of
 from runner.store.postgres.steps import TEXTS, Refused, perform
 from runner.store.sql.schema import SCHEMA_VERSION, refusal
-from runner.store.sql_store import Key, Row, SqlStore
+from runner.store.sql_store import Row, SqlStore
 from runner.store.writes import Run, Work
 
 log = logging.getLogger("runner.store")
@@ -30,6 +30,7 @@ CONNECTIONS: Final = 8
 IDLE_SECONDS: Final = 300.0
 SLOW_BYTES: Final = 2 * 1024 * 1024
 """A second, which is what the database may need at worst."""
+IDLE_SHARE: Final = 0.3
 STATEMENTS_KEPT: Final = 512
 
 
@@ -67,7 +68,8 @@ class PostgresStore(SqlStore):
             server_settings={
                 "application_name": APPLICATION_NAME,
                 "statement_timeout": limit,
-                "idle_in_transaction_session_timeout": f"{round(seconds * 2000)}ms",
+                # A replica that is frozen within a write keeps its session from nobody for as long as a call lasts.
+                "idle_in_transaction_session_timeout": f"{round(seconds * IDLE_SHARE * 1000)}ms",
             },
         )
 

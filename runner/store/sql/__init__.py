@@ -16,9 +16,16 @@ def load(name: str) -> str:
 
 
 def named(text: str) -> dict[str, str]:
-    """Statements of a file in which each one follows a line ``-- name: <name>``; on one line, without semicolon."""
-    parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return {name: " ".join(body.split()).removesuffix(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    """Statements of a file in which each one follows a line ``-- name: <name>``; on one line, without semicolon.
+
+    What follows ``-- part: <name>`` is no statement: it stands for ``:<name>`` in those behind it.
+    """
+    found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
+    pieces = re.split(r"^-- (name|part): (\w+)\n", text, flags=re.MULTILINE)[1:]
+    for kind, name, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        whole = re.sub(r"(?<!:):([a-z]\w+)", lambda part: found["part"].get(part[1], part[0]), body)
+        found[kind][name] = " ".join(whole.split()).removesuffix(";")
+    return found["name"]
 
 
 class Placed:

@@ -21,3 +21,8 @@ SELECT session_id, epoch, n FROM records WHERE project = ?1 AND record_id = ?2 F
 
 -- name: aside_exists
 SELECT 1 FROM quarantine WHERE project = ?1 AND record_id = ?2 FOR UPDATE SKIP LOCKED;
+
+-- name: expired_feed
+SELECT project, xid, seq
+FROM feed WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
+ORDER BY at, xid, seq LIMIT ?3 FOR UPDATE SKIP LOCKED;

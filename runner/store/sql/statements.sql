@@ -18,13 +18,13 @@ INSERT INTO sessions (project, session_id, created_at, updated_at, ended_at, hea
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 ON CONFLICT (project, session_id) DO UPDATE SET
     updated_at = excluded.updated_at,
-    ended_at = COALESCE(sessions.ended_at, excluded.ended_at),
+    ended_at = excluded.ended_at,
     head_epoch = excluded.head_epoch,
     head_n = excluded.head_n,
     config = excluded.config,
     agent_state = excluded.agent_state,
     usage = excluded.usage
-WHERE (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
+WHERE sessions.ended_at IS NULL AND (excluded.head_epoch, excluded.head_n) >= (sessions.head_epoch, sessions.head_n);
 
 -- name: create_session
 INSERT INTO sessions (project, session_id, created_at, updated_at, ended_at, head_epoch, head_n, config, agent_state,
@@ -170,8 +170,7 @@ SELECT COALESCE((SELECT xid FROM feed_floors WHERE project = ?1), 0),
 -- name: delete_pruned
 DELETE FROM pruned WHERE project = ?1 AND session_id = ?2;
 
--- name: expired_records
-SELECT project, record_id
+-- part: of_expired_records
 FROM records AS old
 WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
   AND NOT EXISTS (
@@ -190,28 +189,15 @@ WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
     SELECT 1 FROM prompts
     WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND state IN ('queued', 'active')
   ))
+
+-- name: expired_records
+SELECT project, record_id
+:of_expired_records
 ORDER BY at, project, record_id LIMIT ?3;
 
 -- name: count_expired_records
 SELECT project || '', COUNT(*)
-FROM records AS old
-WHERE at < ?2 AND (CAST(?1 AS TEXT) IS NULL OR project = ?1)
-  AND NOT EXISTS (
-    SELECT 1 FROM turns
-    WHERE turns.project = old.project AND turns.turn_id = old.turn_id AND (outcome IS NULL OR ended_at >= ?2)
-  )
-  AND NOT EXISTS (
-    SELECT 1 FROM prompts
-    WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND prompts.prompt_id = old.prompt_id
-      AND state IN ('queued', 'active')
-  )
-  AND (turn_id IS NOT NULL OR prompt_id IS NOT NULL OR NOT EXISTS (
-    SELECT 1 FROM turns
-    WHERE turns.project = old.project AND turns.session_id = old.session_id AND outcome IS NULL
-  ) AND NOT EXISTS (
-    SELECT 1 FROM prompts
-    WHERE prompts.project = old.project AND prompts.session_id = old.session_id AND state IN ('queued', 'active')
-  ))
+:of_expired_records
 GROUP BY project || '';
 
 -- name: record_place

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.rules.delivery import Delivery, EntryId, Fault, Move, Quota, move
+from runner.rules.delivery import Delivery, EntryId, Move, Quota, move
 from runner.store.port import Appended, RecordRow
 from runner.store.rows import UNDELIVERABLE, meant
 from runner.store.stream.codec import Unreadable, decode
@@ -94,31 +94,26 @@ class Batches:
             RunnerError: ``store_unavailable``: the store stays away; nothing of the batch may be acknowledged.
         """
         committed = self._counts.written
-        unreadable = [item.entry for item in items if item.row is None]
-        readable = [(item.entry, item.row) for item in items if item.row is not None]
-        allowed = await self._allowed([row for _, row in readable])
-        rows = [row for _, row in readable if allowed[row.project] is Move.WRITE]
+        allowed = await self._allowed([item.row for item in items if item.row is not None])
+        rows = [item.row for item in items if item.row is not None and allowed[item.row.project] is Move.WRITE]
         refused = await self._write(meant(rows)) if rows else set()
         done: list[EntryId] = []
-        waiting = 0
-        for entry, row in readable:
-            chosen = allowed[row.project]
-            if chosen is Move.WRITE and (row.project, row.record_id) in refused:
+        for entry, row in items:
+            if entry.payload is None:
+                chosen = move(Delivery(body=False), self._max_deliveries)
+            elif row is None:
+                chosen = await self._refused(entry, stand_in(entry, self._clock.now_ms()), committed)
+            elif (row.project, row.record_id) in refused:
                 chosen = await self._refused(entry, row, committed)
-            if chosen is Move.DEFER:
-                waiting += 1
             else:
+                chosen = allowed[row.project]
+            if chosen is not Move.DEFER:
                 done.append(entry.entry_id)
-        for entry in unreadable:
-            if entry.payload is None or await self._unreadable(entry, committed) is not Move.DEFER:
-                done.append(entry.entry_id)
-            else:
-                waiting += 1
-        self.lose([entry.entry_id for entry in unreadable if entry.payload is None])
+        self.lose([item.entry.entry_id for item in items if item.entry.payload is None])
         if self._refused_since:
             for one in done:
                 self._refused_since.pop(one, None)
-        return Settled(done, waiting > 0)
+        return Settled(done, len(done) < len(items))
 
     def lose(self, gone: Sequence[EntryId]) -> None:
         """Count entries whose bodies are gone (case G7)."""
@@ -176,16 +171,12 @@ class Batches:
         if done.dropped:
             log.warning("%d records of deleted sessions are dropped", done.dropped)
 
-    async def _unreadable(self, entry: Entry, committed: int) -> Move:
-        return await self._refused(entry, stand_in(entry, self._clock.now_ms()), committed)
-
     async def _refused(self, entry: Entry, row: RecordRow, committed: int) -> Move:
         """Give a refused entry up, or leave it for another delivery."""
         since = self._refused_since.setdefault(entry.entry_id, committed)
         others = self._counts.written > since
-        chosen = move(
-            Delivery(deliveries=entry.deliveries, fault=Fault.REFUSED, others_commit=others), self._max_deliveries
-        )
+        delivery = Delivery(deliveries=entry.deliveries, refused=True, others_commit=others)
+        chosen = move(delivery, self._max_deliveries)
         if chosen is Move.DEFER:
             return chosen
         try:
@@ -195,8 +186,9 @@ class Batches:
             return Move.DEFER
         self._counts.undeliverable += 1
         log.error(
-            "record %s of session %s, turn %s is given up after %d deliveries; it is in quarantine",
+            "record %s of project %s, session %s, turn %s is given up after %d deliveries; it is in quarantine",
             row.record_id,
+            row.project,
             row.session_id,
             row.turn_id,
             entry.deliveries,

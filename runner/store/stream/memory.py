@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.rules import delivery
 from runner.rules.delivery import START, EntryId
-from runner.store.stream.port import VERSION, Entry, GroupGone, Published, Reclaimed, Seen
-
-MAX_ENTRIES: Final = 100_000
+from runner.store.stream.port import MAX_ENTRIES, TIMEOUT_SECONDS, VERSION, Entry, GroupGone, Published, Reclaimed, Seen
 
 
 @dataclass(slots=True)
@@ -37,10 +34,9 @@ class MemoryRecordStream:
     like a server that is frozen, until its deadline.
     """
 
-    def __init__(self, clock: Clock, max_entries: int = MAX_ENTRIES, *, timeout_seconds: float = 0.5) -> None:
+    def __init__(self, clock: Clock, max_entries: int = MAX_ENTRIES) -> None:
         self._clock = clock
         self._max_entries = max_entries
-        self._timeout = timeout_seconds
         self.unavailable = False
         self.held = asyncio.Event()
         self.held.set()
@@ -156,10 +152,10 @@ class MemoryRecordStream:
         self._came.set()
 
     def delete_bodies(self, entry_ids: Sequence[EntryId]) -> None:
-        """Bodies are deleted whoever holds them."""
+        """Bodies are deleted whoever holds them, or nobody."""
         for one in entry_ids:
-            if self._entries is not None:
-                self._entries.pop(one, None)
+            if self._entries is not None and self._entries.pop(one, None) is not None:
+                self._runs += 1
 
     def add_raw(self, version: str, payload: bytes) -> EntryId:
         """An entry that no sender of ours wrote."""
@@ -169,7 +165,7 @@ class MemoryRecordStream:
 
     async def _reach(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 await self.held.wait()
         except TimeoutError:
             raise RunnerError("store_unavailable", "The record stream gave no answer.") from None

@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.ids import Key
+from runner.rules.feed import FED
 from runner.store.behind import StoreBehind
 from runner.store.port import Admission, Appended, Ending, InteractionRow, PromptRow, RecordRow, Store
 from runner.store.stream.codec import Unreadable, decode, encode, session_of
 from runner.store.stream.port import Published, RecordStream
-from runner.store.stream.unconfirmed import Held, Key, Unconfirmed
+from runner.store.stream.unconfirmed import Held, Unconfirmed
 from runner.tasks import Tasks
 
 log = logging.getLogger("runner.store")
@@ -26,8 +28,18 @@ PUBLISH_BYTES: Final = 4 * 1024 * 1024
 WATCH_SECONDS: Final = (1.0, 5.0)
 LAST_SECONDS: Final = 2.0
 PAGE: Final = 500
+SMALLER: Final = 30
 OWN_TURNS: Final = 10_000
 """Turns that it remembers to be written here alone; of any other the stream is read before its ending."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """Records by the way they took: to the stream, to it once more, or to the store past it."""
+
+    published: int = 0
+    republished: int = 0
+    bypassed: int = 0
 
 
 class PipelinedStore(StoreBehind):
@@ -53,14 +65,22 @@ class PipelinedStore(StoreBehind):
         self._tasks = Tasks("stream")
         self._watching: asyncio.Task[None] | None = None
         self._generation: str | None = None
-        self._away = False
-        self._full = False
+        self.sent = Sent()
+        self.away = False
+        """Whether the stream gave no answer lately: then it is left alone."""
+        self.full = False
+        """Whether it takes no more."""
         self._own_turns: dict[tuple[str, str], None] = {}
 
     @property
     def unconfirmed(self) -> int:
         """How many records of this process the store may not have yet."""
         return len(self._kept)
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """What those take in memory."""
+        return self._kept.bytes
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -81,15 +101,18 @@ class PipelinedStore(StoreBehind):
         """As the port says; records alone go to the stream, where they survive kill -9 of this process."""
         payloads = self._payloads(records) if not (interactions or prompts) else None
         if payloads is None:
+            self.sent.bypassed += len(records)
             return await self._directly(records, interactions, prompts)
         known = self._kept.knows(records)
         held = self._kept.hold(records, payloads)
         self._watch()
         try:
             if self._took(held, await self._stream.publish(payloads)):
+                self.sent.published += len(records)
                 return Appended(len(records), on_the_way=True)
         except RunnerError as error:
             self._failed(error)
+        self.sent.bypassed += len(records)
         try:
             return await self._directly(records)
         except RunnerError:
@@ -99,10 +122,11 @@ class PipelinedStore(StoreBehind):
 
     def _payloads(self, records: Sequence[RecordRow]) -> list[bytes] | None:
         """What the stream would get; None where these records go to the store."""
-        if self._away or not records:
+        if self.away or not records:
             return None
-        # A record outside of a turn counts only until the next turn begins: it does not wait.
-        if any(row.turn_id is None for row in records) or len({row.session_id for row in records}) > 1:
+        # A record outside of a turn counts only until the next turn begins, and somebody waits for what the feed tells.
+        at_once = any(row.turn_id is None or row.type in FED for row in records)
+        if at_once or len({row.session_id for row in records}) > 1:
             return None
         try:
             payloads = [encode(row) for row in records]
@@ -155,6 +179,10 @@ class PipelinedStore(StoreBehind):
         if ended:
             self._kept.forget(more)
             self._kept.forget(ending.records)
+        else:
+            # Ended already: by this very ending, or otherwise, and then nobody may read them.
+            with suppress(RunnerError):
+                await self._hand_over(more)
         self._own_turns.pop(name, None)
         return ended
 
@@ -172,13 +200,13 @@ class PipelinedStore(StoreBehind):
         self, project: str, session_id: str, after: tuple[int, int] | None, limit: int
     ) -> list[RecordRow]:
         """As the port says, with what this process gave to the stream."""
-        mine = [row for row in self._kept.rows((project, session_id)) if after is None or (row.epoch, row.n) > after]
+        mine = [row for row in self._kept.rows((project, session_id)) if after is None or row.cursor > after]
         stored = await self._remote.records(project, session_id, after, limit)
         if not mine:
             return stored
         known = {row.record_id for row in stored}
         rows = [*stored, *(row for row in mine if row.record_id not in known)]
-        return sorted(rows, key=lambda row: (row.epoch, row.n))[:limit]
+        return sorted(rows, key=lambda row: row.cursor)[:limit]
 
     async def caught_up(self, project: str, session_id: str) -> None:
         """Have the store know what any sender gave to the stream for a session.
@@ -196,8 +224,18 @@ class PipelinedStore(StoreBehind):
 
     async def _drain_session(self, key: Key) -> None:
         seen = await self._stream.look()
-        after = seen.floor
-        while page := await self._stream.scan(after, PAGE):
+        after, size = seen.floor, PAGE
+        while True:
+            try:
+                page = await self._stream.scan(after, size)
+            except RunnerError:
+                if size == 1:
+                    raise
+                # It may have been more than an answer in time can carry.
+                size = max(1, size // SMALLER)
+                continue
+            if not page:
+                return
             after = page[-1].entry_id
             rows = []
             for entry in page:
@@ -230,11 +268,11 @@ class PipelinedStore(StoreBehind):
         self._saw(done.generation)
         self._kept.confirm(done.floor)
         if not done.entry_ids:
-            if not self._full:
+            if not self.full:
                 log.error("the record stream is full: records go to the store until a worker made room")
-            self._full = True
+            self.full = True
             return False
-        self._full = False
+        self.full = False
         self._kept.published(held, done.entry_ids)
         return True
 
@@ -245,9 +283,9 @@ class PipelinedStore(StoreBehind):
         self._generation = generation
 
     def _failed(self, error: RunnerError) -> None:
-        if not self._away:
+        if not self.away:
             log.error("records go to the store for now: %s", error.message)
-        self._away = True
+        self.away = True
 
     def _watch(self) -> None:
         """See to what is not acknowledged, in the background, until there is nothing."""
@@ -256,7 +294,7 @@ class PipelinedStore(StoreBehind):
 
     async def _watch_on(self) -> None:
         pause, longest = WATCH_SECONDS
-        while self._kept or self._away:
+        while self._kept or self.away:
             await asyncio.sleep(pause)
             try:
                 await self._look()
@@ -268,9 +306,9 @@ class PipelinedStore(StoreBehind):
 
     async def _look(self) -> None:
         seen = await self._stream.look()
-        if self._away:
+        if self.away:
             log.warning("the record stream is back")
-            self._away = False
+            self.away = False
         self._saw(seen.generation)
         self._kept.confirm(seen.floor)
         lost = self._kept.unpublished()
@@ -280,6 +318,7 @@ class PipelinedStore(StoreBehind):
             if not self._took(held, done):
                 await self._rescue()
                 return
+            self.sent.republished += len(held)
 
     async def _rescue(self) -> None:
         """What is in memory alone goes to the store, as far as that is there."""
@@ -293,7 +332,7 @@ class PipelinedStore(StoreBehind):
     async def close(self) -> None:
         """Bring what the stream does not have to the store, bounded; then close both."""
         await self._tasks.close()
-        if self._away or self._kept.unpublished():
+        if self.away or self._kept.unpublished():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_SECONDS):
                     await self._rescue()

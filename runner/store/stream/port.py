@@ -10,6 +10,10 @@ from runner.store.port import Appended, RecordRow
 
 VERSION: Final = "1"
 """Of the codec that payloads are written with."""
+MAX_ENTRIES: Final = 100_000
+"""How many entries a stream may hold."""
+TIMEOUT_SECONDS: Final = 0.5
+"""How long a sender waits for an answer; then its records go to the store."""
 
 
 class GroupGone(Exception):
@@ -28,7 +32,8 @@ class Entry(NamedTuple):
 class Published(NamedTuple):
     """What became of payloads; no ids: the stream is full.
 
-    ``generation`` changes when the stream began anew, or its server did: what was published before may be gone.
+    ``generation`` changes when the stream began anew, or its server did, or somebody else took entries out of it: what
+    was published before may be gone.
     Every entry up to ``floor`` is acknowledged.
     """
 

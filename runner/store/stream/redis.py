@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.errors import RunnerError
 from runner.rules.delivery import EntryId, entry_id
-from runner.store.stream.port import VERSION, Entry, GroupGone, Published, Reclaimed, Seen, text_of
+from runner.store.stream.port import (
+    MAX_ENTRIES,
+    TIMEOUT_SECONDS,
+    VERSION,
+    Entry,
+    GroupGone,
+    Published,
+    Reclaimed,
+    Seen,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -20,16 +31,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STREAM: Final = "acp:records"
 GENERATION: Final = "acp:records:generation"
+LEFT: Final = "acp:records:left"
 GROUP: Final = "store"
 
 KEYS: Final[dict[str, str]] = {
     STREAM: "stream: records that the store may not have yet; no expiry, trimmed to what is acknowledged",
-    GENERATION: "string: changes when the stream began anew; no expiry",
+    GENERATION: "string: changes when the stream began anew, or lost entries; no expiry",
+    LEFT: "string: how many entries left the stream behind their acknowledgement; no expiry",
 }
 """Every key of the record stream: what it is, and how long it stays."""
 
-MAX_ENTRIES: Final = 100_000
-TIMEOUT_SECONDS: Final = 0.5
 LANES: Final = 16
 
 
@@ -42,21 +53,12 @@ class RedisRecordStream:
         url: ``redis://``, ``rediss://`` or ``unix://``.
         max_entries: most entries that it may hold; beyond it nothing is published.
         timeout_seconds: longest wait for one answer, beyond what a read may block.
-        name: of the stream; others begin with it.
 
     Raises:
         RunnerError: ``invalid_request``: the package redis is missing, or the URL cannot be read.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        max_entries: int = MAX_ENTRIES,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        name: str = STREAM,
-    ) -> None:
-        self._keys = [name, GENERATION if name == STREAM else f"{name}:generation"]
+    def __init__(self, url: str, *, max_entries: int = MAX_ENTRIES, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._max_entries = max_entries
         self._timeout = timeout_seconds
         self._client = _client(url, timeout_seconds)
@@ -75,7 +77,7 @@ class RedisRecordStream:
 
     async def scan(self, after: EntryId, limit: int) -> list[Entry]:
         work = self._client.xrange
-        found = await self._bounded(lambda: work(self._keys[0], f"({text_of(after)}", "+", limit), self._timeout)
+        found = await self._bounded(lambda: work(STREAM, f"({text_of(after)}", "+", limit), self._timeout)
         return [_entry(one, fields) for one, fields in found]
 
     async def read(self, consumer: str, limit: int, wait_seconds: float) -> list[Entry]:
@@ -86,7 +88,7 @@ class RedisRecordStream:
             raise GroupGone
         if heads or wait_seconds <= 0:
             return _packed(heads, bodies)
-        group: dict[Any, Any] = {self._keys[0]: ">"}
+        group: dict[Any, Any] = {STREAM: ">"}
         wait = max(1, round(wait_seconds * 1000))
         work = self._client.xreadgroup
         try:
@@ -127,7 +129,7 @@ class RedisRecordStream:
 
     async def _run(self, name: str, *args: Any) -> Any:
         script, words = self._scripts[name], [GROUP, secrets.token_hex(8), *args]
-        return await self._bounded(lambda: script(keys=self._keys, args=words), self._timeout)
+        return await self._bounded(lambda: script(keys=list(KEYS), args=words), self._timeout)
 
     async def _bounded(
         self, call: Callable[[], Awaitable[T]], seconds: float, *, through: type[Exception] | tuple[()] = ()
@@ -179,11 +181,9 @@ def _client(url: str, timeout: float) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ImportError as error:
-        raise RunnerError(
-            "invalid_request",
-            "[records] stream names a Redis, which needs a package: pip install 'acp-runner[redis]'",
-            field="records.stream",
-        ) from error
+        install = f"{sys.executable} -m pip install 'acp-runner[redis]'"
+        text = f"[records] stream names a Redis, which needs the package redis: {install}"
+        raise RunnerError("invalid_request", text, field="records.stream") from error
     try:
         return Redis.from_url(url, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0))
     except ValueError as error:

@@ -6,10 +6,9 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from runner.ids import Key
 from runner.rules.delivery import EntryId, may_trim
 from runner.store.port import RecordRow
-
-Key = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +70,7 @@ class Unconfirmed:
     def rows(self, key: Key) -> list[RecordRow]:
         """A session's records, by cursor."""
         found = (held.row for held in self._sessions.get(key, {}).values())
-        return sorted(found, key=lambda row: (row.epoch, row.n))
+        return sorted(found, key=lambda row: row.cursor)
 
     def all(self) -> list[Held]:
         """Everything, the oldest of each session first."""

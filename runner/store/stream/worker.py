@@ -174,10 +174,9 @@ class Worker:
             found = await self._stream.reclaim(self._name, idle_seconds, self._size)
             self._batches.lose(found.gone)
             self.counts.reclaimed += len(found.entries)
-            if found.entries:
-                await self._settle(opened(found.entries))
             if not found.entries:
                 break
+            await self._settle(opened(found.entries))
         for name in await self._stream.forget_consumers(self._name, self._forget_seconds):
             log.warning("worker %s held nothing and was silent: it is forgotten", name)
 

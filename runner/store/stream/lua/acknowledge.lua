@@ -10,5 +10,5 @@ for id in string.gmatch(ARGV[3], '%S+') do
 end
 if #ids > 0 then redis.call('XACK', stream, group, unpack(ids)) end
 local acknowledged, _, first = floor(info)
-redis.call('XTRIM', stream, 'MINID', first)
+trim(first)
 return acknowledged

@@ -1,5 +1,5 @@
--- KEYS: the stream, its generation. ARGV[1]: the group, ARGV[2]: a fresh token.
-local stream, generation, group = KEYS[1], KEYS[2], ARGV[1]
+-- KEYS: the stream, its generation, how many entries left it. ARGV[1]: the group, ARGV[2]: a fresh token.
+local stream, generation, left, group = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 
 local function member(flat, name)
   for i = 1, #flat, 2 do
@@ -14,15 +14,35 @@ local function find()
   end
 end
 
--- A group that is missing begins at 0, never at the end: what is in the stream was not acknowledged.
+local function gone()
+  local info = redis.call('XINFO', 'STREAM', stream)
+  return string.format('%.0f', (member(info, 'entries-added') or 0) - member(info, 'length'))
+end
+
+-- What leaves the stream by a script of ours was acknowledged.
+local function trim(first)
+  redis.call('XTRIM', stream, 'MINID', first)
+  redis.call('SET', left, gone())
+end
+
+-- A group that is missing begins at 0, never at the end: what is in the stream was not acknowledged. Where entries left
+-- that no script of ours took out, what was published may be gone: the next floor would pass it unread.
 local function ensure()
   if redis.call('EXISTS', stream) == 0 or redis.call('EXISTS', generation) == 0 then
     redis.call('SET', generation, ARGV[2])
+    redis.call('DEL', left)
   end
-  local info = find()
-  if info then return info, 0 end
-  redis.call('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
-  return find(), 1
+  local info, made = find(), 0
+  if not info then
+    redis.call('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
+    info, made = find(), 1
+  end
+  local now = gone()
+  if (redis.call('GET', left) or '0') ~= now then
+    redis.call('SET', generation, ARGV[2])
+    redis.call('SET', left, now)
+  end
+  return info, made
 end
 
 local function parts(id)

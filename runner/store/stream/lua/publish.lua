@@ -4,7 +4,7 @@ local acknowledged, _, first = floor(info)
 local adding, most = #ARGV - 4, tonumber(ARGV[3])
 local length = redis.call('XLEN', stream)
 if length > 0 and length + adding > most then
-  redis.call('XTRIM', stream, 'MINID', first)
+  trim(first)
   length = redis.call('XLEN', stream)
 end
 local ids = {}

@@ -45,7 +45,7 @@ class Wish(NamedTuple):
     bye: bool = False
 
 
-class Shown:
+class Outlets:
     """Publishes the logs of this replica's sessions to the replicas that watch them, one outlet for each.
 
     A watch that is not renewed for ``WATCHED_SECONDS`` lapses; until then it is a reader of the session (DESIGN 3.4).
@@ -67,11 +67,10 @@ class Shown:
                 self._renew(outlet, wish)
             elif wish.bye:
                 self._opening.pop((watcher, key), None)
-            elif (watcher, key) in self._opening:
-                self._opening[watcher, key] = wish
             else:
+                if (watcher, key) not in self._opening:
+                    self._services.tasks.spawn(f"show {key[1]}", self._open(watcher, key))
                 self._opening[watcher, key] = wish
-                self._services.tasks.spawn(f"show {key[1]}", self._open(watcher, key))
 
     async def _open(self, watcher: str, key: Key) -> None:
         """Show a session, if it is this replica's to show; else its follower finds who has it."""
@@ -112,7 +111,7 @@ class Outlet:
         self._bus = bus
         self._now: Callable[[], float] = services.clock.monotonic
         self._until = self._now() + WATCHED_SECONDS
-        self._log_reader = session.log.reader(at=session.log.recent(REPLAY_BYTES))
+        self._log_reader = session.log.reader()
         self._series = ""
         self._began = float("-inf")
         self._since: tuple[int, int] | None = None
@@ -140,8 +139,7 @@ class Outlet:
         """Answer a mark: what is shown up to now is in the store, or cannot be written there for now."""
         durable = True
         try:
-            await self.session.outbox.flush()
-            await self._services.store.caught_up(*self.session.key)
+            await self.session.hand_over()
         except RunnerError as error:
             log.debug("what %s has shown is not durable yet: %s", self.session.session_id, error)
             durable = False
@@ -166,7 +164,7 @@ class Outlet:
         position = session.log.recent(REPLAY_BYTES)
         oldest = session.log.chunk(position)
         self._log_reader.position = position
-        head = (session.head.epoch, session.head.n)
+        head = session.head.cursor
         self._new_series((oldest.epoch, oldest.first - 1) if oldest is not None else head)
 
     def _new_series(self, since: tuple[int, int]) -> None:
@@ -183,7 +181,7 @@ class Outlet:
         if not chunks and not marks and self._since is None and over == self._over:
             return None
         since, self._since, self._over = self._since, None, over
-        head = (session.head.epoch, session.head.n)
+        head = session.head.cursor
         owner = self._services.replica_id
         return Entry(session.key, owner, self._series, first, head, chunks, since, marks or None, over)
 

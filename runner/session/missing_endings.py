@@ -25,7 +25,7 @@ GRACE_MS: Final = 30_000
 KEPT: Final = 1_000
 
 
-class Endings:
+class MissingEndings:
     """Looks through the turns that ended, once each, and writes the records that are missing.
 
     Args:

@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.ids import record_id
-from runner.session.endings import GRACE_MS, Endings
+from runner.session.missing_endings import GRACE_MS, MissingEndings
 from runner.store.port import Ending, RecordKey
 from tests.session.bed import CALLER, Bed
 from tests.session.gates import SlowStore
@@ -48,9 +48,9 @@ def cursor_of(ending: Ending) -> tuple[int, int]:
     return last.epoch, last.n
 
 
-def endings(bed: Bed) -> Endings:
+def endings(bed: Bed) -> MissingEndings:
     services = bed.replica.services
-    return Endings(services.store, services.clock, services.owners, bed.sessions._registry.written_here)
+    return MissingEndings(services.store, services.clock, services.owners, bed.sessions._registry.written_here)
 
 
 async def told(bed: Any, session_id: str = "s") -> list[tuple[str, str]]:
@@ -183,7 +183,7 @@ async def test_a_session_that_nobody_holds_is_written_by_whoever_sweeps(several:
 async def test_a_session_that_another_replica_holds_waits(several: Forgotten) -> None:
     one, two = await several.replica("a", pool={"idle_seconds": 300}), await several.replica("b")
     first = await one.turn()
-    other = Endings(
+    other = MissingEndings(
         several.store, two.replica.services.clock, two.replica.services.owners, two.sessions._registry.written_here
     )
     await asyncio.sleep(LATER)
