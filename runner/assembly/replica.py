@@ -138,7 +138,7 @@ async def build(
         metrics: counts; those of the store, where somebody reads them.
     """
     clock, metrics = clock or SystemClock(), metrics or Metrics()
-    plane = plane or MemoryLeasePlane(clock, settings.leases.lease_seconds)
+    plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
         isolation = isolation or await isolation_of(settings)
         providers = sandboxes.all_of(settings, state_dir, store, replica_id, clock, isolation)

@@ -18,15 +18,10 @@ Serve = Callable[..., Server]
 Scripted = Callable[..., tuple[Talk, AgentScript]]
 
 
-def isolation(request: pytest.FixtureRequest) -> dict[str, str]:
-    """A file whose tests look at an agent's processes by the pids that it told says ``ISOLATION = "none"``."""
-    return {"ACP_RUNNER_LOCAL__ISOLATION": getattr(request.module, "ISOLATION", "auto")}
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Shared by a file's tests; each has sessions of its own."""
-    made = Server(tmp_path_factory.mktemp("server"), env=isolation(request))
+    made = Server(tmp_path_factory.mktemp("server"))
     made.start()
     try:
         yield made
@@ -35,12 +30,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-def serve(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Serve]:
+def serve(tmp_path: Path) -> Iterator[Serve]:
     """Makes servers that belong to one test; the arguments are those of ``Server`` behind its folder."""
     made: list[Server] = []
 
     def start(config: str = "", **more: Any) -> Server:
-        more["env"] = {**isolation(request), **(more.get("env") or {})}
         made.append(Server(tmp_path / f"server{len(made)}", config, **more))
         made[-1].start()
         return made[-1]

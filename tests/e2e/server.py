@@ -141,8 +141,12 @@ class Server:
 
     def outside(self, session: str, inner: int) -> int:
         """The number on this machine of a live process of a session, from the one that it told inside its cell."""
-        home = f"/homes/default/{session}/home\0".encode()
-        return next(pid for pid in _pids() if inner_pid(pid) == inner and home in _told(pid))
+        return next(pid for pid in self.processes(session) if inner_pid(pid) == inner)
+
+    def processes(self, session: str) -> list[int]:
+        """Live processes of a session, by its home in their environment or arguments; zombies tell neither."""
+        home = f"{self.state_dir}/homes/default/{session}/home\0".encode()
+        return [pid for pid in _pids() if home in _told(pid)]
 
     def seats(self) -> set[str]:
         """Seats that have live processes."""

@@ -118,6 +118,10 @@ class Talk:
         """Pid of the session's agent, as the view tells it."""
         return int((await self.view())["pool"]["agent_pid"])
 
+    def outside(self, inner: int) -> int:
+        """The number on this machine of a live process that told its own."""
+        return self.server.outside(self.session, inner)
+
     async def kill_agent(self) -> int:
         """SIGKILL the session's agent; its pid."""
         pid = await self.agent_pid()

@@ -17,7 +17,7 @@ from tests.e2e.conftest import Scripted, Serve, scripted_talk
 from tests.e2e.server import Server, alive, until
 from tests.e2e.talk import Talk, gone
 
-ISOLATION = "none"
+BARE = {"ACP_RUNNER_LOCAL__ISOLATION": "none"}
 SETTLE_SECONDS = 1.0
 SLACK_SECONDS = 10.0
 """What the scheduler of a busy machine may add to a bound of the contract."""
@@ -46,11 +46,11 @@ def writer(folder: Path, name: str) -> str:
     return shlex.join(["exec", sys.executable, "-I", "-S", "-c", WRITER, str(folder / name)])
 
 
-async def writing(folder: Path, name: str) -> int:
-    """Wait until the writer of this name writes; its pid."""
+async def writing(talk: Talk, folder: Path, name: str) -> int:
+    """Wait until the writer of this name writes; its pid on this machine."""
     out, pid = folder / f"{name}.out", folder / f"{name}.pid"
     await until(lambda: out.exists() and pid.read_text().strip(), f"{name} writes")
-    return int(pid.read_text())
+    return talk.server.outside(talk.session, int(pid.read_text()))
 
 
 def size(folder: Path, name: str) -> int:
@@ -63,10 +63,11 @@ async def grows(folder: Path, name: str) -> None:
 
 
 def init_of(server: Server, agent: int) -> int:
-    """The cell's init: the agent's parent."""
-    parent = next(info.parent for info in server.census() if info.pid == agent)
-    assert next(info.parent for info in server.census() if info.pid == parent) == server.pid
-    return parent
+    """The cell's init: the agent's parent, and the server's child or its wrapper's."""
+    parents = {info.pid: info.parent for info in server.census()}
+    init = parents[agent]
+    assert server.pid in (parents[init], parents.get(parents[init]))
+    return init
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
@@ -79,10 +80,10 @@ async def test_a_stop_ends_what_the_turn_started_and_nothing_else(scripted: Scri
     script.on_prompt(steps.spawn(writer(tmp_path, "job"), "nohup"), steps.reply_with({"stopReason": "max_tokens"}))
     script.on_prompt(*[steps.spawn(writer(tmp_path, kind), kind) for kind in KINDS], steps.text("hm"), steps.hang())
     assert (await talk.prompt())["outcome"] == "completed"
-    kept = {name: await writing(tmp_path, name) for name in ("helper", "job")}
+    kept = {name: await writing(talk, tmp_path, name) for name in ("helper", "job")}
     agent = await talk.agent_pid()
     turn = talk.dispatch("hang")
-    tools = {kind: await writing(tmp_path, kind) for kind in KINDS}
+    tools = {kind: await writing(talk, tmp_path, kind) for kind in KINDS}
     await turn.text("hm")
     assert (await talk.stop())["outcome"] == "stopped"
     result = await turn.result()
@@ -104,7 +105,7 @@ async def test_an_agent_that_its_tool_blocks_is_freed_by_the_stop(scripted: Scri
     script.on_cancel()
     script.on_prompt(steps.text("next"), steps.reply())
     turn = talk.dispatch("block")
-    (tool,) = await script.log.wait_for(lambda log: log.spawned())
+    (tool,) = [talk.outside(pid) for pid in await script.log.wait_for(lambda log: log.spawned())]
     agent = await talk.agent_pid()
     assert (await talk.stop())["outcome"] == "stopped"
     result = await turn.result()
@@ -123,12 +124,13 @@ async def test_a_wrapper_and_the_real_agent_both_go(scripted: Scripted) -> None:
     script.on_prompt(steps.text("hm"), steps.hang())
     turn = talk.dispatch("hang")
     await turn.text("hm")
-    wrapper, (agent,) = await talk.agent_pid(), script.log.pids()
+    (told,) = script.log.pids()
+    wrapper, agent = await talk.agent_pid(), talk.outside(told)
     assert wrapper != agent
     assert (await talk.stop())["outcome"] == "stopped"
     assert (await turn.result())["cancel_settled"] is True
     await works(talk, "hit")
-    assert script.log.pids() == [agent]
+    assert script.log.pids() == [told]
     await talk.client.kill(talk.session)
     assert not alive(agent)
     assert not alive(wrapper)
@@ -185,7 +187,7 @@ async def test_a_sandbox_that_dies_under_a_turn_ends_it_at_once(
         steps.hang(),
     )
     turn = talk.dispatch("hang")
-    tool = await writing(tmp_path, "tool")
+    tool = await writing(talk, tmp_path, "tool")
     agent = await talk.agent_pid()
     init = init_of(server, agent)
     os.kill(agent if victim == "agent" else init, signal.SIGKILL)
@@ -219,7 +221,7 @@ async def test_an_init_that_hangs_cannot_hold_a_stop(scripted: Scripted, server:
     script.on_prompt(steps.spawn(writer(tmp_path, "tool"), "setsid"), steps.text("hm"), steps.hang())
     turn = talk.dispatch("hang")
     await turn.text("hm")
-    tool, agent = await writing(tmp_path, "tool"), await talk.agent_pid()
+    tool, agent = await writing(talk, tmp_path, "tool"), await talk.agent_pid()
     init = init_of(server, agent)
     os.kill(init, signal.SIGSTOP)
     assert (await talk.stop())["outcome"] == "stopped"
@@ -256,7 +258,7 @@ async def test_a_killed_server_leaves_nobody_and_its_successor_tells_what_was_lo
         assert (await talks[asks].prompt(prompt_id="asks"))["outcome"] == "paused"
         turn = talks[busy].dispatch("hang", prompt_id="lost")
         await turn.text("hm")
-        await writing(tmp_path, "tool")
+        await writing(talks[busy], tmp_path, "tool")
         (admitted,) = turn.of("turn_admitted")
         assert len(server.seats()) == 3
         shown = {record["type"] for record in await talks[busy].records()}
@@ -286,13 +288,13 @@ async def test_a_killed_server_leaves_nobody_and_its_successor_tells_what_was_lo
 
 async def test_a_boot_reaps_what_a_dead_server_left(serve: Serve, tmp_path: Path) -> None:
     """Case D2, last half: an init that hangs tears nothing down; the next server finds its cell by the marker."""
-    server = serve()
+    server = serve(env=BARE)
     script = AgentScript(tmp_path, wrap=True, ignore_signals=("TERM", "HUP", "INT"), stay=True)
     script.on_prompt(steps.spawn(writer(tmp_path, "job"), "daemon"), steps.text("hm"), steps.reply())
     async with server.client() as client:
         talk = scripted_talk(server, client, "s", script)
         assert (await talk.prompt())["outcome"] == "completed"
-        job, agent = await writing(tmp_path, "job"), await talk.agent_pid()
+        job, agent = await writing(talk, tmp_path, "job"), await talk.agent_pid()
     os.kill(init_of(server, agent), signal.SIGSTOP)
     server.kill()
     assert alive(job)
@@ -304,6 +306,23 @@ async def test_a_boot_reaps_what_a_dead_server_left(serve: Serve, tmp_path: Path
         talk.client = client
         await works(talk, "cold")
         await talk.check()
+
+
+async def test_a_cell_whose_init_hangs_goes_with_its_server(serve: Serve, tmp_path: Path) -> None:
+    """Case D2: the kernel ends process 1 with the wrapper, and everybody with process 1."""
+    server = serve()
+    script = AgentScript(tmp_path, wrap=True, ignore_signals=("TERM", "HUP", "INT"), stay=True)
+    script.on_prompt(steps.spawn(writer(tmp_path, "job"), "daemon"), steps.text("hm"), steps.reply())
+    async with server.client() as client:
+        talk = scripted_talk(server, client, "s", script)
+        assert (await talk.prompt())["outcome"] == "completed"
+        job, agent = await writing(talk, tmp_path, "job"), await talk.agent_pid()
+    init = init_of(server, agent)
+    os.kill(init, signal.SIGSTOP)
+    server.kill()
+    for name, pid in (("agent", agent), ("job", job), ("init", init)):
+        await gone(pid, name)
+    server.assert_nobody()
 
 
 def test_a_stop_right_behind_the_ready_line_is_a_drain(serve: Serve) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from runner.rules.bounds import BLOCK_CHARS
+from runner.sandbox.namespace import inner_pid
 from tests.agents import AgentScript, directive, steps
 from tests.agents.steps import Step
 from tests.e2e.conftest import Scripted, Serve, scripted_talk
-from tests.e2e.server import LINE_MIB, Server, alive
+from tests.e2e.server import LINE_MIB, Server, until
 from tests.e2e.talk import Talk, gone
-
-ISOLATION = "none"
 
 MIB = 1024 * 1024
 FLOOD_FACTOR = 8
@@ -137,8 +136,8 @@ async def test_an_exit_fails_what_is_open_with_its_cause(
     assert code == "harness_exited"
     assert "7" in message
     assert "these are my last words" in message
-    (agent,) = script.log.pids()
-    assert not alive(agent)
+    assert len(script.log.pids()) == 1
+    await until(lambda: not talk.server.processes(talk.session), "its sandbox is gone")
     await works_with(talk, AgentScript(tmp_path, "polite"))
 
 
@@ -146,9 +145,11 @@ async def test_a_closed_stdout_is_an_end(scripted: Scripted) -> None:
     """Case E5: the agent lives on without a stdout; the turn does not wait for it, and it is not left behind."""
     talk, script = scripted(stay=True)
     script.on_prompt(steps.text("half"), steps.close_stdout(), steps.hang())
-    code, _ = failed(await talk.prompt())
+    turn = talk.dispatch("close")
+    await turn.text("half")
+    agent = await talk.agent_pid()
+    code, _ = failed(await turn.result())
     assert code == "harness_exited"
-    (agent,) = script.log.pids()
     await gone(agent, "the agent without a stdout")
     await works(talk, "cold")
 
@@ -180,7 +181,7 @@ MARKERS = {
 }
 LOOK = """
 p=$$
-while [ "$p" -gt 1 ] && [ "$p" != {server} ]; do
+while [ "$p" -gt 0 ] && [ "$p" != {server} ]; do
   echo "[$p]" >> {found}; cat /proc/$p/environ >> {found}; echo >> {found}
   p=$(sed -n 's/^PPid:[^0-9]*//p' /proc/$p/status)
 done
@@ -198,10 +199,11 @@ async def test_nothing_of_the_servers_environment_is_in_a_cell(serve: Serve, tmp
     async with server.client() as client:
         talk = scripted_talk(server, client, "s", script)
         assert (await talk.prompt())["text"] == "looked"
-        line = {info.pid for info in server.census()}
+        parents = {info.pid: info.parent for info in server.census()}
+        agent = await talk.agent_pid()
+        line = [inner_pid(pid) for pid in (agent, parents[agent])]
         await talk.check()
     seen = found.read_bytes()
-    assert line
     assert all(f"[{pid}]".encode() in seen for pid in line)
     assert b"FRAME_LOG=" in seen
     assert b"marker-of-the" not in seen
@@ -221,8 +223,8 @@ async def test_a_start_has_a_deadline_and_a_reason(serve: Serve, tmp_path: Path)
             code, message = failed(await talk.prompt(env=script.env))
             assert code == "harness_unresponsive"
             assert words in message
-            (agent,) = script.log.pids()
-            assert not alive(agent)
+            assert len(script.log.pids()) == 1
+            assert server.processes("s") == []
             assert script.log.prompts() == []
         await works_with(talk, AgentScript(tmp_path, "polite"))
         await talk.check()
@@ -237,11 +239,11 @@ async def test_a_stop_while_the_agent_starts_is_one_cancelled_turn(
     script.on(method)
     turn = talk.dispatch("never sent")
     await script.log.wait_for_method(method)
+    (agent,) = (talk.outside(pid) for pid in script.log.pids())
     stopped = await talk.stop()
     result = await turn.result()
     assert (stopped["outcome"], stopped["turn_id"]) == ("stopped", result["turn_id"])
     assert (result["outcome"], result["stop_reason"]) == ("cancelled", "cancelled")
-    (agent,) = script.log.pids()
     await gone(agent, "the agent that was starting")
     assert script.log.prompts() == []
     await works_with(talk, AgentScript(tmp_path, "polite"))

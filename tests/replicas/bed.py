@@ -57,8 +57,7 @@ class Member(Server):
     """One replica: a runner, or the plane; it comes back at its old address."""
 
     def __init__(self, folder: Path, config: str, store: Callable[[], str], *, port: int, role: str = "serve") -> None:
-        # Its tests look at agents by the pids that these told.
-        super().__init__(folder, config + TOKENS, env={"ACP_RUNNER_LOCAL__ISOLATION": "none"})
+        super().__init__(folder, config + TOKENS)
         self._store = store
         self.command = [sys.executable, "-m", "runner.cli.main", role, "--port", str(port)]
 
