@@ -22,6 +22,7 @@ class Catalogue:
     def __init__(self, specs: Iterable[HarnessSpec], state_dir: Path) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._facets = {name: spec.facet() for name, spec in self._specs.items()}
+        self._patches = {name: spec.patches() for name, spec in self._specs.items()}
         self._state_dir = state_dir
 
     @classmethod
@@ -84,6 +85,14 @@ class Catalogue:
             RunnerError: ``harness_unknown``.
         """
         return self._facets[self.get(name).name]
+
+    def patches(self, name: str) -> str:
+        """The fingerprint's ``patches`` facet: changes with the patches of the harness's packages.
+
+        Raises:
+            RunnerError: ``harness_unknown``.
+        """
+        return self._patches[self.get(name).name]
 
     def availability(self, name: str) -> Availability:
         """Whether this harness can be started here; reads the disk, starts nothing.

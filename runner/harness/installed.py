@@ -16,6 +16,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from runner.harness.patching import shipped
+from runner.rules.patches import Patch, patches_digest
+
 MANIFEST: Final = "manifest.json"
 FILES: Final = "files.json"
 
@@ -43,6 +46,23 @@ class NpmInstall:
         """Names this exact set of packages."""
         return hashlib.sha256(self.lock_bytes()).hexdigest()
 
+    def locked(self) -> dict[str, str]:
+        """Path to version of every package of the lock, of other machines too."""
+        packages = json.loads(self.lock_bytes())["packages"]
+        return {path: str(entry["version"]) for path, entry in packages.items() if path}
+
+    def patches(self) -> tuple[Patch, ...]:
+        """What is changed in them; the shipped patches are those of the harness of the lock's name.
+
+        Raises:
+            RunnerError: ``internal``: the shipped patches cannot be read.
+        """
+        return shipped().get(self.lock, ())
+
+    def patches_digest(self) -> str:
+        """Names this exact set of patches."""
+        return patches_digest(patch.facts() for patch in self.patches())
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -52,11 +72,18 @@ class Manifest:
         name: the harness.
         lock_digest: digest of the lock it was made from.
         packages: path below the installation to version, of every package.
+        patches: what is changed in them (``Patch.facts``).
     """
 
     name: str
     lock_digest: str
     packages: Mapping[str, str]
+    patches: tuple[Mapping[str, str], ...] = ()
+
+    def is_of(self, install: NpmInstall) -> bool:
+        """Whether exactly these packages with exactly these patches are installed."""
+        mine = self.lock_digest, patches_digest(self.patches)
+        return mine == (install.digest(), install.patches_digest())
 
 
 def harness_directory(state_dir: Path, name: str) -> Path:
@@ -68,7 +95,8 @@ def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of an installation, None when there is none or it is unreadable."""
     try:
         found: Any = json.loads((directory / MANIFEST).read_bytes())
-        return Manifest(found["name"], found["lock_digest"], dict(found["packages"]))
+        patches = tuple(dict(patch) for patch in found.get("patches", ()))
+        return Manifest(found["name"], found["lock_digest"], dict(found["packages"]), patches)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

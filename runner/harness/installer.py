@@ -19,6 +19,7 @@ from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
 from runner.harness.installed import FILES, MANIFEST, NpmInstall, harness_directory, read_manifest
 from runner.harness.npm import INSTALL_SECONDS, install_packages
+from runner.harness.patching import apply_patches
 from runner.harness.probe import probe
 from runner.harness.spec import HarnessSpec, missing
 
@@ -84,7 +85,7 @@ def install(
         seconds: how long all may take, the waiting included.
 
     Raises:
-        RunnerError: ``harness_unknown``; ``harness_missing`` when npm is absent or fails.
+        RunnerError: ``harness_unknown``; ``harness_missing`` when npm is absent or fails, or a patch does not apply.
     """
     spec = _spec(name, state_dir, catalogue)
     if spec.install is None:
@@ -144,9 +145,12 @@ def _install_beside(
     try:
         left = deadline - time.monotonic()
         versions = install_packages(spec.name, packages, made, progress, left)
+        patches = packages.patches()
+        apply_patches(spec.name, patches, packages.locked(), versions, made, progress)
         progress(f"{spec.name}: recording the files")
         (made / FILES).write_text(json.dumps(_digests(made), separators=(",", ":")))
-        manifest = {"name": spec.name, "lock_digest": packages.digest(), "packages": versions}
+        manifest: dict[str, object] = {"name": spec.name, "lock_digest": packages.digest(), "packages": versions}
+        manifest["patches"] = [patch.facts() for patch in patches]
         (made / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         if target.exists():
             # An agent that runs from the old directory keeps its open files until it ends.
@@ -158,7 +162,7 @@ def _install_beside(
 
 def _is_whole(target: Path, packages: NpmInstall) -> bool:
     manifest = read_manifest(target)
-    if manifest is None or manifest.lock_digest != packages.digest():
+    if manifest is None or not manifest.is_of(packages):
         return False
     return _first_damage(target, contents=False) is None
 

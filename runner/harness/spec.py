@@ -11,6 +11,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.harness.installed import NpmInstall, harness_directory, read_manifest
+from runner.rules.patches import patches_digest
 from runner.rules.resume import Proven
 
 # Measured manners of real adapters; the runner relies on none, tests and reports name them.
@@ -162,6 +163,10 @@ class HarnessSpec:
         """The command that installs it, None when there is nothing to install."""
         return None if self.install is None else f"acp-runner harness install {self.name}"
 
+    def patches(self) -> str:
+        """The fingerprint's ``patches`` facet: what is changed in its packages, which is often nothing."""
+        return self.install.patches_digest() if self.install else patches_digest(())
+
     def launch(self, context: LaunchContext) -> Launch:
         """The command, environment and files of one start; reads the state directory only.
 
@@ -221,6 +226,8 @@ def installed_directory(name: str, install: NpmInstall, state_dir: Path) -> Path
         raise missing(name, "it is not installed", command)
     if manifest.lock_digest != install.digest():
         raise missing(name, "another version is installed than this runner needs", command)
+    if patches_digest(manifest.patches) != install.patches_digest():
+        raise missing(name, "it is installed with other patches than this runner has", command)
     return directory
 
 

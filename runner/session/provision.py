@@ -17,7 +17,7 @@ from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
 from runner.harness.spec import STALE_RESULT_AFTER_CANCEL, LaunchContext
 from runner.redaction import Redactor
-from runner.rules.fingerprint import digest, facets
+from runner.rules.fingerprint import facets
 from runner.rules.pool import Key, Seat
 from runner.rules.resume import AgentSession, Place
 from runner.sandbox.port import Provider, Sandbox, SandboxSpec
@@ -104,7 +104,7 @@ class Provisioner:
             secrets={name: value or "" for name, value in effective.secrets.items()},
             mcp_servers=config.get("mcp_servers", []),
             workspace={"path": effective.workspace_path, "files": config.get("workspace_files")},
-            patches=digest([]),
+            patches=self.catalogue.patches(effective.harness),
             key=self._key,
         )
 
