@@ -44,6 +44,7 @@ class Server:
         folder: where the configuration, the log and the state directory are kept.
         config: TOML behind ``CONFIG``'s; a table of it must not be named again, so ``instead`` replaces lines of it.
         env: more variables of the server process.
+        gates: what scripted agents may write to beside their own; None: all beside ``folder``.
     """
 
     command = COMMAND
@@ -55,13 +56,14 @@ class Server:
         *,
         instead: dict[str, str] | None = None,
         env: dict[str, str] | None = None,
+        gates: Path | None = None,
     ) -> None:
         text = CONFIG
         for old, new in (instead or {}).items():
             assert old in text
             text = text.replace(old, new)
         folder.mkdir(parents=True, exist_ok=True)
-        text += f"write = [{json.dumps(str(folder.parent))}]\n"
+        text += f"write = [{json.dumps(str(gates or folder.parent))}]\n"
         self.folder = folder
         self.state_dir = folder / "state"
         self.config = folder / "acp-runner.toml"

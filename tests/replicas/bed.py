@@ -57,7 +57,7 @@ class Member(Server):
     """One replica: a runner, or the plane; it comes back at its old address."""
 
     def __init__(self, folder: Path, config: str, store: Callable[[], str], *, port: int, role: str = "serve") -> None:
-        super().__init__(folder, config + TOKENS)
+        super().__init__(folder, config + TOKENS, gates=folder.parent.parent)
         self._store = store
         self.command = [sys.executable, "-m", "runner.cli.main", role, "--port", str(port)]
 
