@@ -7,11 +7,12 @@ import secrets
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
-from errno import EISDIR, ELOOP, ENOTDIR
+from errno import EBUSY, EISDIR, ELOOP, ENOTDIR
 from pathlib import Path
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.sandbox.mounts import mounted_below
 
 MAX_FILES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -152,9 +153,12 @@ def remove_tree(base: Path, parts: Sequence[str]) -> None:
     """Delete ``base/parts…`` with all below it; a missing one is fine, a symlink on the way or at its end is not.
 
     Raises:
-        OSError: something could not be deleted.
+        OSError: something could not be deleted; EBUSY and nothing was, for what is mounted there is another's.
     """
     *folders, name = parts
+    mounted = mounted_below(base.resolve().joinpath(*parts))
+    if mounted:
+        raise OSError(EBUSY, "something is mounted there", mounted[0])
     try:
         fd = _descend(base, folders, None)
     except FileNotFoundError:

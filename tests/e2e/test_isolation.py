@@ -15,7 +15,10 @@ LIMITS = "[local]\nmemory_bytes = 2147483648\npids = 300\n"
 TWO_PROJECTS = "".join(
     f'[[auth.tokens]]\ntoken = "token-of-{name}"\nproject = "{name}"\nscopes = ["dispatch", "read"]\n' for name in "ab"
 )
-LOOK = "cat {path} >/dev/null 2>&1 && echo seen || echo hidden"
+LOOK = "(cat {path} || ls -A {path}/ | grep -q .) >/dev/null 2>&1 && echo seen || echo hidden"
+LIST = "ls -A {state} {state}/workspaces {state}/workspaces/* {state}/homes/* 2>/dev/null | grep -v :"
+DESTROY = """cat {state}/workspaces/default/*/* {here}/../*/* /proc/*/environ
+rm -rf {here}/../* {state}/* {here}/../../../homes; true"""
 
 
 async def test_level_and_limits_are_told_in_health_and_in_the_session(serve: Serve) -> None:
@@ -33,18 +36,34 @@ async def test_level_and_limits_are_told_in_health_and_in_the_session(serve: Ser
     assert {bound["by"] for bound in health["limits"].values()} <= {"cgroup", "init", "rlimit", "off"}
 
 
-async def test_a_session_reaches_neither_its_neighbour_nor_the_runner(serve: Serve) -> None:
-    """Case K1: a file of another session, the token, the store, the runner's environment."""
-    server = serve()
+@pytest.mark.parametrize("level", ["cell", "landlock"])
+async def test_a_session_reaches_neither_its_neighbour_nor_the_runner(serve: Serve, level: str) -> None:
+    """Cases J1 and K1: another session's files, the state directory, the store, the runner's environment."""
+    server = serve(env={"ACP_RUNNER_LOCAL__ISOLATION": level, "MARKER": "marker-of-the-runner"})
+    assert b"marker-of-the-runner" in server.environ()
     async with server.client() as client:
         a, b = (Talk(server, client, name, harness="demo") for name in "ab")
-        assert (await b.prompt("/write secret.txt of b"))["ok"]
-        hidden = [server.workspace("b") / "secret.txt", server.state_dir / "token", server.state_dir / "store.sqlite3"]
-        assert all(path.exists() for path in hidden)
-        for path in (*hidden, f"/proc/{server.pid}/environ"):
+        for talk in (a, b):
+            talk.fields["secrets"] = {"OWN_SECRET": f"secret-of-{talk.session}"}
+            assert (await talk.prompt(f"/write secret.txt of {talk.session}"))["ok"]
+        assert (await a.view())["isolation"] == level
+        secret, home = server.workspace("b") / "secret.txt", server.state_dir / "homes" / "default" / "b"
+        store = sorted(server.state_dir.glob("store.sqlite3*"))
+        hidden = [secret, home, *home.glob("*"), *store, server.config]
+        hidden += [server.state_dir / name for name in ("token", "lock", "live", "replicas")]
+        processes = [server.pid, await b.agent_pid()]
+        for path in [*hidden, *(Path(f"/proc/{pid}/environ") for pid in processes)]:
+            assert path.exists(), path
             shell = await client.shell("a", LOOK.format(path=path))
-            assert shell["output"].strip() == "hidden", path
-        await a.check()
+            assert shell["output"].split() == ["hidden"], path
+        shell = await client.shell("a", LIST.format(state=server.state_dir))
+        assert set(shell["output"].split()) <= {"workspaces", "homes", "default", "a"}
+        shell = await client.shell("a", DESTROY.format(here=server.workspace("a"), state=server.state_dir))
+        assert b"of b" in secret.read_bytes()
+        assert "secret-of-b" not in shell["output"]
+        assert "marker-of-the-runner" not in shell["output"]
+        for talk in (a, b):
+            await talk.check()
 
 
 def test_two_projects_need_a_cell(tmp_path: Path) -> None:
