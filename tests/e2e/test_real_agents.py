@@ -28,9 +28,16 @@ Open = Callable[..., Talk]
 _numbers = itertools.count(1)
 
 
+both_levels = pytest.mark.parametrize("server", ["cell", "landlock"], indirect=True)
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, installed_harnesses: InstalledHarnesses) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("server"))
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, installed_harnesses: InstalledHarnesses
+) -> Iterator[Server]:
+    """Its parameter is a level of isolation; without one it is chosen as always."""
+    level = {"ACP_RUNNER_LOCAL__ISOLATION": getattr(request, "param", "auto")}
+    made = Server(tmp_path_factory.mktemp("server"), env=level)
     installed_harnesses.link_into(made.state_dir)
     made.start()
     try:
@@ -160,6 +167,7 @@ async def test_a_prompt_is_answered_while_the_model_speaks(talk: Talk, model: Mo
     assert {request.api_key for request in model.turns} == {"key-of-the-test"}
 
 
+@both_levels
 async def test_a_shell_tool_runs_in_the_workspace(talk: Talk, model: ModelServer) -> None:
     turn = talk.dispatch("[[shell:echo made by $PWD > made.txt && cat made.txt]]")
     result = await turn.result()
@@ -231,6 +239,7 @@ async def model_call_over(model: ModelServer, held: RecordedRequest, *, kept_ope
     await until(lambda: held.finished or held.closed_by_client, "the kept model call ended")
 
 
+@both_levels
 async def test_a_stop_while_a_tool_runs(talk: Talk, opens: Open) -> None:
     """DESIGN 3.3.7: the tool is gone within a second of settlement, which the result follows; the agent stays."""
     agent = await warm(talk)
@@ -272,6 +281,7 @@ async def test_a_stop_while_a_question_waits(opens: Open, model: ModelServer) ->
     assert not file_of(talk, "asked.txt").exists()
 
 
+@both_levels
 async def test_a_killed_agent_fails_its_turn_and_the_next_resumes(talk: Talk, model: ModelServer) -> None:
     """Cases A1, M6: told at once, not by a limit; nobody of the old cell is left, and the next process remembers."""
     agent = await warm(talk)
