@@ -23,6 +23,8 @@ ADAPTERS = {
 }
 PACKAGES = {"claude": "@agentclientprotocol/claude-agent-acp", "codex": "@zed-industries/codex-acp"}
 SLEEP = "python3 -c \"import os,time;open('{file}','w').write(str(os.getpid()));time.sleep(300)\""
+FILTERS = 'python3 -c "import ctypes; print(ctypes.CDLL(None).prctl(21))" > filters.txt'
+"""PR_GET_SECCOMP: 0 is none, 2 filters."""
 
 Open = Callable[..., Talk]
 _numbers = itertools.count(1)
@@ -178,6 +180,17 @@ async def test_a_shell_tool_runs_in_the_workspace(talk: Talk, model: ModelServer
     (call,) = {data["tool_call_id"] for data in turn.of("tool_call")}
     (record,) = [record["data"] for record in await talk.records() if record["type"] == "tool_call"]
     assert (record["tool_call_id"], record["status"]) == (call, "completed")
+
+
+@pytest.mark.parametrize("name", ["codex"], indirect=True)
+async def test_a_shell_tool_runs_in_a_sandbox_of_its_own_within_the_cell(opens: Open) -> None:
+    """An agent may hold its commands in by filters of its own; without them a cell has none."""
+    talk = opens(permissions={"default": "allow"})
+    for mode, filters in (("danger-full-access", "0"), ("workspace-write", "2")):
+        talk.fields["env"] = {**talk.fields["env"], "CODEX_SANDBOX_MODE": mode}
+        result = await talk.prompt(f"[[shell:{FILTERS}]]")
+        assert result["outcome"] == "completed", result
+        assert file_of(talk, "filters.txt").read_text() == f"{filters}\n"
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
