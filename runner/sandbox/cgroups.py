@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,9 @@ class Cgroups:
     @staticmethod
     def found() -> Cgroups:
         """What can be used here: tried by making a group and setting its limit."""
-        unified, roots = _roots()
-        return Cgroups({name: root for name, root in roots.items() if _works(root, name, unified)}, unified)
+        unified, places = _places()
+        working = {name: next((root for root in roots if _works(root, name, unified)), None) for name, roots in places}
+        return Cgroups({name: root for name, root in working.items() if root is not None}, unified)
 
     def why_not(self, controller: str) -> str:
         """Empty when this controller can be used."""
@@ -115,37 +116,58 @@ def _settings(name: str, limits: Limits, unified: bool) -> dict[str, str]:
     return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": quota}
 
 
-def _roots() -> tuple[bool, dict[str, Path]]:
-    """The folder of this process's own group for each controller, and whether version 2 has them."""
-    mine: dict[str, str] = {}
+def _places() -> tuple[bool, list[tuple[str, tuple[Path, ...]]]]:
     try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, names, path = line.split(":", 2)
-            mine.update(dict.fromkeys(names.split(","), path))
-        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        mine, mounts = Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     except OSError:
-        return False, {}
-    first: dict[str, Path] = {}
-    for words in mounts:
-        kind = words[words.index("-") + 1]
-        for name in _controllers(Path(words[4]), kind, words[-1]):
-            first.setdefault(
-                f"{kind} {name}", _own(Path(words[4]), words[3], mine.get("" if kind == "cgroup2" else name, "/"))
-            )
-    for kind in ("cgroup2", "cgroup"):
-        roots = {name: first[f"{kind} {name}"] for name in CONTROLLERS if f"{kind} {name}" in first}
-        if roots:
-            return kind == "cgroup2", roots
-    return False, {}
+        return False, []
+    unified, found = places_of(mine, mounts, lambda mount: (mount / "cgroup.controllers").read_text())
+    return unified, [(name, (own, *filter(_delegated, above))) for name, (own, *above) in found.items()]
 
 
-def _controllers(mount: Path, kind: str, options: str) -> list[str]:
+def _delegated(folder: Path) -> bool:
+    """Whether a service manager says that whoever serves may do here what it likes; others' groups are let alone."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with suppress(OSError):
+            if os.getxattr(folder, name) == b"1":
+                return True
+    return os.geteuid() != 0 and os.access(folder, os.W_OK)
+
+
+def places_of(
+    cgroup: str, mountinfo: str, controllers: Callable[[Path], str]
+) -> tuple[bool, dict[str, tuple[Path, ...]]]:
+    """Where groups for cells may be made, best first, and whether it is version 2 that has the controllers.
+
+    Version 2 lets no group with processes of its own pass controllers on: there the group above is the next choice,
+    which a service manager hands to who serves in a group below it (``Delegate=`` and ``DelegateSubgroup=``).
+
+    Args:
+        cgroup, mountinfo: this process's files of these names in ``/proc``.
+        controllers: those that a mount of version 2 has; OSError: nobody can tell.
+    """
+    mine: dict[str, str] = {}
+    for line in cgroup.splitlines():
+        _, names, path = line.split(":", 2)
+        mine.update(dict.fromkeys(names.split(","), path))
+    found: dict[str, dict[str, tuple[Path, ...]]] = {"cgroup2": {}, "cgroup": {}}
+    for words in map(str.split, mountinfo.splitlines()):
+        kind, mount, root = words[words.index("-") + 1], Path(words[4]), words[3]
+        for name in _controllers(mount, kind, words[-1], controllers):
+            own = _own(mount, root, mine.get("" if kind == "cgroup2" else name, "/"))
+            above = (own.parent,) if kind == "cgroup2" and own != mount else ()
+            found[kind].setdefault(name, (own, *above))
+    unified = bool(found["cgroup2"])
+    return unified, found["cgroup2"] or found["cgroup"]
+
+
+def _controllers(mount: Path, kind: str, options: str, controllers: Callable[[Path], str]) -> list[str]:
     if kind == "cgroup":
         return [name for name in options.split(",") if name in CONTROLLERS]
     if kind != "cgroup2":
         return []
     with suppress(OSError):
-        return [name for name in (mount / "cgroup.controllers").read_text().split() if name in CONTROLLERS]
+        return [name for name in controllers(mount).split() if name in CONTROLLERS]
     return []
 
 
@@ -157,7 +179,10 @@ def _own(mount: Path, root: str, path: str) -> Path:
 
 
 def _works(root: Path, name: str, unified: bool) -> bool:
-    """Try it: version 2 needs the controller to be passed on to groups below."""
+    """Try it; version 2 needs the controller to be passed on to groups below, which is tried first."""
+    if unified:
+        with suppress(OSError):
+            (root / "cgroup.subtree_control").write_text(f"+{name}")
     trial = Cgroup({name: root / f"{PREFIX}probe-{secrets.token_hex(4)}"}, unified)
     try:
         trial.create(Limits(1 << 40, pids=1 << 15, cpus=64.0))

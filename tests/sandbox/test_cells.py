@@ -174,7 +174,7 @@ async def test_a_virtual_environment_is_found_through_its_links(cells: LocalProv
 async def test_memory_is_bounded_and_the_end_has_its_reason(
     tmp_path: Path, store_id: str, level: str, without: tuple[str, ...]
 ) -> None:
-    """Case I9: where no control group can be made, the init looks."""
+    """Where no control group can be made, the init looks."""
     provider = bed.local(tmp_path / "state", store_id, level=level, memory_bytes=150 * MIB, without=without)
     try:
         sandbox = await provider.start(spec("seat_1", sys.executable, "-c", HOG, "400"))
@@ -186,7 +186,7 @@ async def test_memory_is_bounded_and_the_end_has_its_reason(
 
 
 async def test_processes_are_bounded(tmp_path: Path, store_id: str) -> None:
-    """Case I9: a fork bomb meets its limit, its neighbour does not notice."""
+    """A fork bomb meets its limit, its neighbour does not notice."""
     provider = bed.local(tmp_path / "state", store_id, level="cell", pids=30)
     try:
         bomb, neighbour = await shell(provider, "seat_a"), await shell(provider, "seat_b")

@@ -69,7 +69,15 @@ def as_nobody() -> list[str]:
 @pytest.mark.parametrize("level", ["cell", "landlock", "none"])
 def test_hostile_turns_of_an_unprivileged_runner_leave_nobody(folder_of_nobody: Path, level: str) -> None:
     """Cases D4 and D9, as nobody: no capability, no control group of its own."""
-    command = [*as_nobody(), sys.executable, "-m", "tests.sandbox.hostile_run", str(folder_of_nobody), level, str(TURNS)]
+    command = [
+        *as_nobody(),
+        sys.executable,
+        "-m",
+        "tests.sandbox.hostile_run",
+        str(folder_of_nobody),
+        level,
+        str(TURNS),
+    ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=RUN_SECONDS, check=False, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout)
