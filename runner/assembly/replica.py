@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
-from runner.assembly import gauges, sandboxes
+from runner.assembly import gauges, lending, sandboxes
 from runner.assembly.choices import is_http
 from runner.assembly.isolating import isolation_of
 from runner.assembly.leftovers import end_leftovers, handed_in
@@ -37,6 +37,7 @@ from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
 from runner.session import counting
 from runner.session.coordinator import Coordinator
+from runner.session.logins import Logins
 from runner.session.mirror import Mirrors
 from runner.session.missing_endings import MissingEndings
 from runner.session.outlets import Outlets
@@ -145,10 +146,10 @@ async def build(
     if not plane.shared:
         counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
     tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
-    pool = Pool(Book(settings.pool.max_seats, tell=stories.teller("pool")), clock, calls.seat_removed)
+    provisioner = _provisioner(settings, state_dir, providers, clock, tasks)
+    pool = Pool(_book(settings, stories), clock, calls.seat_removed, provisioner.logins.give_back)
     file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir else None
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=file)
-    provisioner = _provisioner(settings, state_dir, providers, clock)
     services = Services(
         replica_id=replica_id,
         clock=clock,
@@ -170,6 +171,10 @@ async def build(
     calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner, isolation))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=file)
     return await _take_part(replica, registry)
+
+
+def _book(settings: Settings, stories: Stories) -> Book:
+    return Book(settings.pool.max_seats, tell=stories.teller("pool"))
 
 
 def _owners(
@@ -220,6 +225,7 @@ async def _take_part(replica: Replica, registry: Registry) -> Replica:
     """The replica, known to the others, and with what it does by itself started."""
     registry.tell = replica.services.stories.teller("interaction")
     _join(replica, registry)
+    await lending.begin(replica.services.provisioner.logins, replica.services.pool, registry)
     gauges.read_replica(replica.services.metrics, replica.coordinator, registry, replica.services.pool)
     if replica.live_file is not None:
         gauges.read_live_file(replica.services.metrics, replica.live_file)
@@ -318,9 +324,13 @@ def proven_by_lock(info: ReplicaInfo) -> bool:
     return info.host == BOOT_ID.read_text().strip() and info.lock is not None and is_free(Path(info.lock))
 
 
-def _provisioner(settings: Settings, state_dir: Path, providers: dict[str, Provider], clock: Clock) -> Provisioner:
+def _provisioner(
+    settings: Settings, state_dir: Path, providers: dict[str, Provider], clock: Clock, tasks: Tasks
+) -> Provisioner:
+    catalogue = Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir)
     return Provisioner(
-        catalogue=Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir),
+        catalogue=catalogue,
+        logins=Logins(catalogue, state_dir, clock, tasks, settings.logins.projects),
         providers=providers,
         recipes=recipes(),
         settings=settings,
@@ -357,6 +367,7 @@ def facts(replica_id: str, provisioner: Provisioner, isolation: Isolation | None
                 "reason": state.reason,
                 "install_command": state.install_command,
                 "key_vars": list(spec.key_vars),
+                "logged_in": provisioner.logins.logged_in(name),
                 "setting_vars": list(spec.setting_vars),
             }
         )

@@ -186,12 +186,18 @@ def _harnesses(settings: Settings, directory: Path) -> list[Finding]:
         Finding(
             f"harness {entry['name']}",
             entry["available"],
-            entry["reason"] or f"available{', version ' + entry['version'] if entry['version'] else ''}",
+            _told(entry),
             None if entry["available"] else entry["install_command"],
             needed=entry["name"] == "demo",
         )
         for entry in entries_of(known)
     ]
+
+
+def _told(entry: dict[str, Any]) -> str:
+    told = entry["reason"] or f"available{', version ' + entry['version'] if entry['version'] else ''}"
+    login = entry["login"]
+    return f"{told}; {login['detail']}" if login["logged_in"] is not None else str(told)
 
 
 def check_sandbox(settings: Settings, name: str) -> list[Finding]:

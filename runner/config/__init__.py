@@ -1,7 +1,7 @@
 """One settings model, from a file and variables (DESIGN 5)."""
 
 from runner.config.load import load_settings
-from runner.config.model import CustomHarness, Limit, Server, Settings, Windows
+from runner.config.model import CustomHarness, CustomLogin, Limit, Server, Settings, Windows
 from runner.resources import state_dir
 
-__all__ = ["CustomHarness", "Limit", "Server", "Settings", "Windows", "load_settings", "state_dir"]
+__all__ = ["CustomHarness", "CustomLogin", "Limit", "Server", "Settings", "Windows", "load_settings", "state_dir"]

@@ -270,6 +270,22 @@ class Auth(Section):
         return self
 
 
+class Logins(Section):
+    """``[logins]``: whose sessions get what ``acp-runner harness login`` stored on this machine."""
+
+    projects: list[str] = ["default"]
+
+
+class CustomLogin(Section):
+    """``[harness.<name>.login]``: the JSON file that an agent keeps its login in; members are dotted paths."""
+
+    command: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    file: Annotated[str, Field(min_length=1)]
+    secrets: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+    refresh: str = ""
+    expires: str = ""
+
+
 class CustomHarness(Section):
     """``[harness.<name>]``: relative paths are meant from ``Settings.base_dir``."""
 
@@ -280,6 +296,7 @@ class CustomHarness(Section):
     write: list[Path] = []
     resume: Literal["none", "load", "resume"] = "none"
     """How its agent goes on with a session of an earlier process; name only what it was seen to do."""
+    login: CustomLogin | None = None
 
 
 class Settings(BaseSettings):
@@ -296,6 +313,7 @@ class Settings(BaseSettings):
     leases: Leases = Leases()
     store: StoreSettings = StoreSettings()
     records: Records = Records()
+    logins: Logins = Logins()
     daytona: Daytona = Daytona()
     secrets: dict[str, SecretStr] = {}
     auth: Auth = Auth()

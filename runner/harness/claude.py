@@ -19,6 +19,7 @@ from runner.harness.spec import (
     installed_directory,
     installed_file,
 )
+from runner.rules.login import Form
 
 NAME: Final = "claude"
 VERSION: Final = "0.101.0"
@@ -47,7 +48,7 @@ def _resolve(state_dir: Path) -> Resolved:
 def _login_command(state_dir: Path) -> tuple[str, ...]:
     directory = installed_directory(NAME, INSTALL, state_dir)
     package = f"node_modules/@anthropic-ai/claude-agent-sdk-linux-{node_cpu()}/claude"
-    return (str(installed_file(NAME, directory, package)), "setup-token")
+    return (str(installed_file(NAME, directory, package)), "auth", "login")
 
 
 SPEC: Final = HarnessSpec(
@@ -72,8 +73,13 @@ SPEC: Final = HarnessSpec(
     resume="resume",
     quirks=frozenset({TOOLS_IN_OWN_SESSION}),
     login=Login(
-        "Dispatch with the secret ANTHROPIC_API_KEY; or log in below and dispatch with the printed"
-        " token as the secret CLAUDE_CODE_OAUTH_TOKEN.",
-        _login_command,
+        "Dispatch with the secret ANTHROPIC_API_KEY, or with a subscription: acp-runner harness login claude.",
+        form=Form(
+            ".claude/.credentials.json",
+            secrets=("claudeAiOauth.accessToken", "claudeAiOauth.refreshToken"),
+            refresh="claudeAiOauth.refreshToken",
+            expires="claudeAiOauth.expiresAt",
+        ),
+        command=_login_command,
     ),
 )

@@ -6,6 +6,8 @@ OpenAI Responses), ``CODEX_MODEL``, ``CODEX_APPROVAL_POLICY`` (``untrusted``), `
 once). They come with the dispatch and are written to ``.codex/config.toml`` of the private home;
 the key stays in the environment.
 
+Without a key Codex takes its login, ``.codex/auth.json``, by which it may ask other servers, too.
+
 Codex's own sandbox is off by default because the runner's sandbox is the one that isolates, and
 Codex's needs bubblewrap inside it. In exchange Codex asks before every command that is not known
 to only read, so the runner's permission policy decides.
@@ -34,6 +36,7 @@ from runner.harness.spec import (
     installed_directory,
     installed_file,
 )
+from runner.rules.login import Form
 
 NAME: Final = "codex"
 VERSION: Final = "0.16.0"
@@ -91,6 +94,8 @@ def _provider(context: LaunchContext) -> list[str]:
     ]
     if has_key:
         lines.append('env_key = "OPENAI_API_KEY"')
+    elif context.login:
+        lines.append("requires_openai_auth = true")
     retries = env.get("CODEX_MAX_RETRIES")
     if retries:
         if not (retries.isdecimal() and int(retries) <= 100):
@@ -147,5 +152,17 @@ SPEC: Final = HarnessSpec(
         }
     ),
     prepare=_prepare,
-    login=Login("Dispatch with the secret OPENAI_API_KEY (and OPENAI_BASE_URL in env for another server)."),
+    login=Login(
+        "Dispatch with the secret OPENAI_API_KEY (and OPENAI_BASE_URL in env for another server), or log in:"
+        " acp-runner harness login codex [--with-api-key].",
+        form=Form(
+            ".codex/auth.json",
+            secrets=("OPENAI_API_KEY", "tokens.access_token", "tokens.refresh_token", "tokens.id_token"),
+            refresh="tokens.refresh_token",
+            expires="tokens.access_token",
+        ),
+        method="chatgpt",
+        key_method=("openai-api-key", "OPENAI_API_KEY"),
+        keyless=("OPENAI_BASE_URL",),
+    ),
 )

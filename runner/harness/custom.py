@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from runner.config import CustomHarness
-from runner.harness.spec import HarnessSpec, Resolved, missing
+from runner.config import CustomHarness, CustomLogin
+from runner.harness.spec import HarnessSpec, Login, Resolved, missing
+from runner.rules.login import Form
 
 # A server started from a virtual environment often has no "python" on its PATH.
 _OWN_INTERPRETER: Final = ("python", "python3")
@@ -41,6 +42,20 @@ def custom_spec(name: str, given: CustomHarness, base_dir: Path, environ: Mappin
         write=_paths(given.write, base_dir),
         command=command,
         resume=given.resume,
+        login=_login(name, given.login, base_dir, path) if given.login is not None else None,
+    )
+
+
+def _login(name: str, given: CustomLogin, base_dir: Path, path: str | None) -> Login:
+    command = tuple(given.command)
+
+    def resolve(state_dir: Path) -> tuple[str, ...]:
+        return _resolve(name, command, base_dir, path).argv
+
+    return Login(
+        f"Log in on the runner's machine: acp-runner harness login {name}.",
+        form=Form(given.file, tuple(given.secrets), given.refresh, given.expires),
+        command=resolve,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.harness.installed import NpmInstall, harness_directory, read_manifest
+from runner.rules.login import Form
 from runner.rules.patches import patches_digest
 from runner.rules.resume import Proven
 
@@ -35,6 +36,7 @@ class LaunchContext:
         tmp: its private temporary directory; never an ancestor of ``home``.
         env: the dispatch's ``env`` merged with its resolved secrets.
         state_dir: the runner's state directory, where installed harnesses lie.
+        login: the home holds the login of ``harness login``.
     """
 
     home: Path
@@ -42,6 +44,7 @@ class LaunchContext:
     tmp: Path
     env: Mapping[str, str] = field(repr=False)
     state_dir: Path
+    login: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,19 @@ class Login:
 
     Attributes:
         instructions: what to run or set, and which secret a dispatch then carries.
-        command: from the state directory to an interactive command to run, if there is one.
+        form: the login file that its agent keeps in its home; None: it keeps none.
+        command: from the state directory to a program that asks a person at a terminal and writes that file.
+        method: an ACP authentication method of the agent that does so, where it has no such program.
+        key_method: likewise one that stores a key, and the variable that it takes the key from.
+        keyless: variables with which a start needs neither key nor login.
     """
 
     instructions: str
+    form: Form | None = None
     command: Callable[[Path], tuple[str, ...]] | None = None
+    method: str | None = None
+    key_method: tuple[str, str] | None = None
+    keyless: tuple[str, ...] = ()
 
 
 def no_preparation(context: LaunchContext) -> Prepared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from runner.clock import Clock, rfc3339
@@ -47,13 +47,21 @@ class Pool(Generic[L]):
     """Owner of every live sandbox of this replica.
 
     ``on_removed(live, verdict)`` is called when a parked seat leaves the map for a reason of the pool's own: expiry,
-    eviction, or an agent that exited by itself.
+    eviction, or an agent that exited by itself. ``on_gone(seat_id)`` is waited for when a teardown is proven, before
+    the seat is free.
     """
 
-    def __init__(self, book: Book, clock: Clock, on_removed: Callable[[L, str], None]) -> None:
+    def __init__(
+        self,
+        book: Book,
+        clock: Clock,
+        on_removed: Callable[[L, str], None],
+        on_gone: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         self.book = book
         self._clock = clock
         self.on_removed = on_removed
+        self._on_gone = on_gone
         self._live: dict[str, L] = {}
         self._teardowns: dict[str, asyncio.Task[bool]] = {}
         self._tasks = Tasks("pool")
@@ -166,6 +174,8 @@ class Pool(Generic[L]):
             while True:
                 gone = await self._destroyed(sandbox, grace_seconds)
                 if gone.proven:
+                    if self._on_gone is not None:
+                        await self._on_gone(seat_id)
                     self.book.torn(seat_id)
                     return True
                 self.unproven += 1

@@ -123,6 +123,34 @@ def write_private(root: Path, files: Mapping[str, bytes]) -> None:
             os.close(fd)
 
 
+def read_private(root: Path, path: str, most: int) -> bytes | None:
+    """A file of a private home, no more than one byte beyond ``most``; None: there is none that belongs to the home."""
+    *folders, name = parts_of(path)
+    try:
+        fd = _descend(root, folders, None)
+        try:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        with open(file, "rb") as stream:
+            return stream.read(most + 1) if stat.S_ISREG(os.fstat(file).st_mode) else None
+    except OSError:
+        return None
+
+
+def remove_private(root: Path, path: str) -> None:
+    """Delete a file of a private home; what cannot be deleted stays."""
+    *folders, name = parts_of(path)
+    try:
+        fd = _descend(root, folders, None)
+        try:
+            os.unlink(name, dir_fd=fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+
+
 def _replace(fd: int, name: str, content: bytes, mode: int) -> None:
     try:
         there = os.stat(name, dir_fd=fd, follow_symlinks=False)

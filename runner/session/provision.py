@@ -22,6 +22,7 @@ from runner.rules.pool import Key, Seat
 from runner.rules.resume import AgentSession, Place
 from runner.sandbox.port import Provider, Sandbox, SandboxSpec
 from runner.session.effective import Effective
+from runner.session.logins import Logins
 from runner.session.opening import Opened, ResumeStuck, open_agent_session
 from runner.session.port import Caller
 from runner.tasks import shielded
@@ -47,6 +48,7 @@ class Provisioner:
         settings: Settings,
         state_dir: Path,
         clock: Clock,
+        logins: Logins,
         key: bytes | None = None,
     ) -> None:
         self.catalogue = catalogue
@@ -55,6 +57,7 @@ class Provisioner:
         self._settings = settings
         self._state_dir = state_dir
         self._clock = clock
+        self.logins = logins
         self._key = key if key is not None else os.urandom(32)
 
     def check(self, effective: Effective, caller: Caller) -> None:
@@ -91,6 +94,16 @@ class Provisioner:
             raise RunnerError("forbidden", f"workspace.path: {path} is under no [local] root.", field="workspace.path")
         if not real.is_dir():
             raise RunnerError("invalid_request", f"workspace.path: {path} is no directory.", field="workspace.path")
+
+    def login_of(self, project: str, effective: Effective) -> str | None:
+        """The identity of the login that a start takes; None where it takes none."""
+        spec, given = self.catalogue.get(effective.harness), (*effective.config.get("env", {}), *effective.secrets)
+        return self.logins.identity(project, spec, effective.provider, given)
+
+    def expires_ms(self, key: Key, effective: Effective) -> int | None:
+        """When the secrets of a warm sandbox are of no use any more, a login among them."""
+        known = [instant for instant in (effective.secrets_expire_ms, self.logins.expires_ms(key)) if instant]
+        return min(known, default=None)
 
     def facets(self, effective: Effective) -> dict[str, str]:
         """The fingerprint of what this configuration bakes into a sandbox."""
@@ -136,13 +149,17 @@ class Provisioner:
         """
         seconds = max(self._settings.acp.start_seconds, self.catalogue.get(effective.harness).min_start_seconds)
         secrets = effective.known_secrets()
-        spec = self._spec(seat, effective, secrets, self._clock.monotonic() + seconds)
         try:
+            spec, masked = await self._spec(seat, effective, secrets, self._clock.monotonic() + seconds)
             async with asyncio.timeout_at(spec.deadline + PROVIDER_SECONDS):
                 sandbox = await self.providers[effective.provider].start(spec)
-        except TimeoutError:
-            raise RunnerError("sandbox_start_failed", f"The sandbox did not start within {seconds:g} s.") from None
-        redactor = Redactor(secrets.values())
+        except BaseException as error:
+            await self.logins.give_back(seat.seat_id)
+            if isinstance(error, TimeoutError):
+                text = f"The sandbox did not start within {seconds:g} s."
+                raise RunnerError("sandbox_start_failed", text) from None
+            raise
+        redactor = Redactor(masked)
         try:
             connection = AgentConnection(
                 sandbox.transport,
@@ -161,27 +178,34 @@ class Provisioner:
             await _undone(undo(sandbox, _verdict(error)))
             raise
 
-    def _spec(self, seat: Seat, effective: Effective, secrets: dict[str, str], deadline: float) -> SandboxSpec:
+    async def _spec(
+        self, seat: Seat, effective: Effective, secrets: dict[str, str], deadline: float
+    ) -> tuple[SandboxSpec, tuple[str, ...]]:
+        """What to start, and the values to mask in what its agent says."""
         project, session_id = seat.key
         path = Path(effective.workspace_path) if effective.workspace_path is not None else None
         places = self.providers[effective.provider].paths(project, session_id, path)
         given = {**effective.config.get("env", {}), **secrets}
         harness = self.catalogue.get(effective.harness)
-        launch = harness.launch(LaunchContext(places.home, places.workspace, places.tmp, given, self._state_dir))
-        return SandboxSpec(
+        login = await self.logins.borrow(seat, harness, effective.provider, given, places.home)
+        launch = harness.launch(
+            LaunchContext(places.home, places.workspace, places.tmp, given, self._state_dir, login is not None)
+        )
+        spec = SandboxSpec(
             project=project,
             session_id=session_id,
             seat_id=seat.seat_id,
             argv=launch.argv,
             env=launch.env,
             secret_names=frozenset({*secrets, *harness.inherited, *harness.key_vars}),
-            home_files=launch.files,
+            home_files={**launch.files, **login.files} if login is not None else launch.files,
             read=launch.read,
             write=launch.write,
             workspace_path=path,
             workspace_files=effective.files,
             deadline=deadline,
         )
+        return spec, (*secrets.values(), *(login.secrets if login is not None else ()))
 
     async def _handshake(
         self,
@@ -207,6 +231,11 @@ class Provisioner:
             raise RunnerError(
                 "harness_start_failed", f"The agent refused to start a session: {redactor.text(str(error))}"
             ) from None
+        except RunnerError as error:
+            spec = self.catalogue.get(effective.harness)
+            if error.code != "harness_auth_required" or spec.login is None:
+                raise
+            raise RunnerError(error.code, f"{redactor.text(error.message)} {spec.login.instructions}") from None
 
     async def _seated(
         self, seat: Seat, sandbox: Sandbox, connection: AgentConnection, effective: Effective, opened: Opened

@@ -145,7 +145,7 @@ class Seating:
         self._withdrawing = None
         turn.closed += driver.questions.closed
         self._end_withdrawn(paused.prompt, PromptState.ABORTED)
-        expiry, now_ms = turn.effective.secrets_expire_ms, turn.services.clock.now_ms()
+        expiry, now_ms = self._expires_ms(), turn.services.clock.now_ms()
         verdict = reuse_verdict(live.seat.facets, self._facets(), expiry, now_ms)
         if end.settled and not end.survivors and live.alive and verdict is None:
             return live
@@ -163,7 +163,12 @@ class Seating:
         session, effective = self._turn.session, self._turn.effective
         if session.facets is None or session.facets[0] is not effective:
             session.facets = (effective, self._turn.services.provisioner.facets(effective))
-        return session.facets[1]
+        facets = session.facets[1]
+        login = self._turn.services.provisioner.login_of(session.project, effective)
+        return facets if login is None else {**facets, "secrets": f"{facets['secrets']} {login}"}
+
+    def _expires_ms(self) -> int | None:
+        return self._turn.services.provisioner.expires_ms(self._turn.session.key, self._turn.effective)
 
     async def _check_out(self) -> LiveSeat:
         turn, services = self._turn, self._turn.services
@@ -174,7 +179,7 @@ class Seating:
             self._facets(),
             services.clock.monotonic(),
             services.clock.now_ms(),
-            turn.effective.secrets_expire_ms,
+            self._expires_ms(),
             turn.turn_id,
         )
         match decision:
