@@ -198,7 +198,9 @@ async def test_prompt_forwards_the_declared_key_and_nobody_writes_it_down_case_k
         out, err = await asyncio.wait_for(process.communicate(), 60)
         assert (process.returncode, "forwarded" in out.decode()) == (0, True), err
         assert {request.api_key for request in model.requests} == {key}
-    kept = [server.log, *(path for path in server.state_dir.rglob("*") if "harnesses" not in path.parts)]
+    # An agent's home is its own: Codex writes its environment into a shell snapshot there.
+    ours = (path for path in server.state_dir.rglob("*") if not {"harnesses", "homes"} & set(path.parts))
+    kept = [server.log, *ours]
     assert not [path for path in kept if path.is_file() and b"sk-forwarded" in path.read_bytes()]
     assert b"sk-not-forwarded" not in server.log.read_bytes()
 
