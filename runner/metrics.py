@@ -91,6 +91,21 @@ TEARDOWNS_UNPROVEN: Final = Family(
     "acp_runner_teardowns_unproven_total", "counter", "Tries to tear a sandbox down that could not be proven."
 )
 
+DAYTONA_SANDBOXES: Final = Family("acp_runner_daytona_sandboxes", "gauge", "Sandboxes at Daytona.", ("state",))
+DAYTONA_MAX: Final = Family("acp_runner_daytona_sandboxes_max", "gauge", "[daytona] max_running; 0: no bound here.")
+DAYTONA_AVAILABLE: Final = Family(
+    "acp_runner_daytona_available", "gauge", "0 while the key, the account or the connection is refused."
+)
+DAYTONA_CHANGES: Final = Family(
+    "acp_runner_daytona_changes_total", "counter", "What became of sandboxes at Daytona.", ("change",)
+)
+DAYTONA_FAILURES: Final = Family(
+    "acp_runner_daytona_failures_total",
+    "counter",
+    "Calls to Daytona that failed.",
+    ("call", "action"),
+)
+
 STREAMS_OPEN: Final = Family("acp_runner_streams_open", "gauge", "Event streams to clients that are open.")
 STREAMS_CUT: Final = Family("acp_runner_streams_cut_total", "counter", "Event streams cut by the server.", ("reason",))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.daytona_emulator.fixture import daytona_emulator
+from tests.daytona_emulator.fixture import daytona_emulator, daytona_emulators
 from tests.harness_fixture import installed_harnesses, pytest_collection_modifyitems
 from tests.postgres_server import postgres_process, postgres_server, postgres_url
 from tests.redis_server import redis_process, redis_server
@@ -16,6 +16,7 @@ from tests.virtual_time import LoopClock, VirtualTimeLoop
 __all__ = [
     "clock",
     "daytona_emulator",
+    "daytona_emulators",
     "installed_harnesses",
     "postgres_process",
     "postgres_server",

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from runner import __version__, metrics
 from runner.metrics import Metrics, Sample, samples
 from runner.pool.pool import Pool
+from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.session.coordinator import Coordinator
 from runner.session.registry import Registry
 from runner.store.retention import Retention
@@ -38,7 +39,24 @@ def read_replica(counts: Metrics, coordinator: Coordinator, registry: Registry, 
         states = Counter(seat.state for seat in pool.book.seats.values())
         shown = (SeatState.BUSY, SeatState.IDLE, SeatState.AWAITING_APPROVAL)
         yield from samples(metrics.SEATS, [(state.value, states[state]) for state in shown])
+        yield Sample(metrics.SEATS, len(pool.asleep), (SeatState.ASLEEP.value,))
         yield Sample(metrics.SEATS, len(pool.book.tearing), (TEARING_DOWN,))
+
+    counts.read_by(now)
+
+
+def read_daytona(counts: Metrics, provider: DaytonaProvider) -> None:
+    """What the remote provider has, and what it went through."""
+
+    def now() -> Iterable[Sample]:
+        condition = provider.condition()
+        states = {"running": condition.running, "asleep": condition.asleep, "stuck": provider.stuck}
+        yield from samples(metrics.DAYTONA_SANDBOXES, states.items())
+        yield Sample(metrics.DAYTONA_MAX, provider.capacity or 0)
+        yield Sample(metrics.DAYTONA_AVAILABLE, condition.available)
+        yield from samples(metrics.DAYTONA_CHANGES, provider.counts.items())
+        for (call, action), count in provider.failures.items():
+            yield Sample(metrics.DAYTONA_FAILURES, count, (call, action))
 
     counts.read_by(now)
 

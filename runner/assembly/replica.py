@@ -147,7 +147,7 @@ async def build(
         counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
     tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
     provisioner = _provisioner(settings, state_dir, providers, clock, tasks)
-    pool = Pool(_book(settings, stories), clock, calls.seat_removed, provisioner.logins.give_back)
+    pool = Pool(_book(settings, stories), clock, calls.seat_removed, provisioner.logins.give_back, providers)
     file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir else None
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=file)
     services = Services(
@@ -236,7 +236,8 @@ async def _take_part(replica: Replica, registry: Registry) -> Replica:
     jobs["endings"] = MissingEndings(store, clock, services.owners, registry.written_here).sweep
     remote = replica.providers.get("daytona")
     if isinstance(remote, DaytonaProvider):
-        jobs["remote sandboxes"] = sandboxes.Reaper(remote, store, clock).sweep
+        jobs["remote sandboxes"] = sandboxes.Reaper(remote, store, clock, services.owners.elsewhere).sweep
+        gauges.read_daytona(services.metrics, remote)
     if replica.plane.shared:
         jobs["lost turns"] = services.owners.sweep_lost
         if replica.serves_sessions:
@@ -376,7 +377,7 @@ def facts(replica_id: str, provisioner: Provisioner, isolation: Isolation | None
         "protocol": PROTOCOL_VERSION,
         "replica_id": replica_id,
         "harnesses": harnesses,
-        "providers": [{"name": name, "available": True} for name in provisioner.providers],
+        "providers": provisioner.conditions(),
         "isolation": bounds.level,
         "isolation_why": bounds.why,
         "network": bounds.network,

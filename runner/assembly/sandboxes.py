@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from runner.clock import Clock
 from runner.config import Settings
-from runner.errors import RunnerError
 from runner.resources import resource_path
 from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.daytona.service import INSTALL, CallFailed, DaytonaService, open_service
@@ -37,17 +37,14 @@ def all_of(
 
 
 def daytona(settings: Settings, state_dir: Path, store_id: str, replica_id: str, clock: Clock) -> dict[str, Provider]:
-    """The Daytona provider where ``[daytona] api_key`` is set; its package is looked for, and imported at first use.
-
-    Raises:
-        RunnerError: ``invalid_request``: the package is missing.
-    """
+    """The Daytona provider where ``[daytona] api_key`` is set; its package is looked for, and imported at first use."""
     given = settings.daytona
     if given.api_key is None or not given.api_key.get_secret_value():
         return {}
     key = given.api_key.get_secret_value()
-    if find_spec("daytona") is None:
-        raise RunnerError("invalid_request", f"[daytona] needs a package: {INSTALL}", field="daytona.api_key")
+    missing = INSTALL if find_spec("daytona") is None else None
+    if missing:
+        log.warning("[daytona] needs a package: %s", missing)
 
     async def opened() -> DaytonaService:
         return await open_service(given.api_url or API_URL, key, given.target or TARGET)
@@ -65,7 +62,8 @@ def daytona(settings: Settings, state_dir: Path, store_id: str, replica_id: str,
         python=given.python,
         moved=moved(state_dir, given.root, given.python),
     )
-    return {"daytona": DaytonaProvider(opened, terms, store_id, replica_id, clock=clock)}
+    provider = DaytonaProvider(opened, terms, store_id, replica_id, clock=clock, install_command=missing)
+    return {"daytona": provider}
 
 
 def moved(state_dir: Path, root: str, python: str) -> dict[str, str]:
@@ -82,12 +80,23 @@ def moved(state_dir: Path, root: str, python: str) -> dict[str, str]:
 
 
 class Reaper:
-    """The sweep's job: each minute, what a provider has and the store does not know goes (DESIGN 3.10)."""
+    """The sweep's job: each minute, what a provider has and the store does not know goes (DESIGN 3.10).
 
-    def __init__(self, provider: DaytonaProvider, store: Store, clock: Clock) -> None:
+    Args:
+        elsewhere: whether another replica that lives has a session (project, session).
+    """
+
+    def __init__(
+        self,
+        provider: DaytonaProvider,
+        store: Store,
+        clock: Clock,
+        elsewhere: Callable[[str, str], Awaitable[object | None]],
+    ) -> None:
         self._provider = provider
         self._store = store
         self._clock = clock
+        self._elsewhere = elsewhere
         self._next = 0.0
 
     async def sweep(self) -> None:
@@ -96,10 +105,13 @@ class Reaper:
         if now >= self._next:
             self._next = now + REAP_SECONDS
             try:
-                await self._provider.reap(self._known)
+                await self._provider.reap(self._known, self._owned)
             except CallFailed as failed:
                 log.warning("what Daytona has was not looked at: %s", failed)
 
     async def _known(self, project: str, session_id: str) -> bool:
         row = await self._store.session(project, session_id)
         return row is not None and row.ended_at is None
+
+    async def _owned(self, project: str, session_id: str) -> bool:
+        return await self._elsewhere(project, session_id) is not None

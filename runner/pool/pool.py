@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from runner.clock import Clock, rfc3339
 from runner.rules.pool import Book, Cold, Key, Seat
 from runner.rules.reuse import Parked
-from runner.sandbox.port import Gone, Sandbox
+from runner.sandbox.port import Disk, Gone, Sandbox
 from runner.tasks import Tasks
 from runner.terms import SeatState
 
@@ -40,6 +40,14 @@ class Occupant(Protocol):
         ...
 
 
+class Sleeps(Protocol):
+    """A provider, as far as the pool asks one."""
+
+    def disks(self) -> Sequence[Disk]:
+        """See ``sandbox.port.Provider.disks``."""
+        ...
+
+
 L = TypeVar("L", bound=Occupant)
 
 
@@ -48,7 +56,7 @@ class Pool(Generic[L]):
 
     ``on_removed(live, verdict)`` is called when a parked seat leaves the map for a reason of the pool's own: expiry,
     eviction, or an agent that exited by itself. ``on_gone(seat_id)`` is waited for when a teardown is proven, before
-    the seat is free.
+    the seat is free. ``providers`` are asked for what sleeps: it takes no seat, but is shown.
     """
 
     def __init__(
@@ -57,8 +65,10 @@ class Pool(Generic[L]):
         clock: Clock,
         on_removed: Callable[[L, str], None],
         on_gone: Callable[[str], Awaitable[None]] | None = None,
+        providers: Mapping[str, Sleeps] = {},
     ) -> None:
         self.book = book
+        self._providers = tuple(providers.values())
         self._clock = clock
         self.on_removed = on_removed
         self._on_gone = on_gone
@@ -211,10 +221,40 @@ class Pool(Generic[L]):
                 self.on_removed(live, "expired")
         self._arm()
 
-    def describe(self, project: str) -> list[dict[str, Any]]:
-        """The seats of one project for ``GET /v1/pool``."""
-        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+    @property
+    def asleep(self) -> dict[Key, Disk]:
+        """Sessions without a seat whose disk is kept."""
+        awake = {*self.book.seats, *(seat.key for seat in self.book.tearing.values())}
+        disks = {(disk.project, disk.session_id): disk for provider in self._providers for disk in provider.disks()}
+        return {key: disk for key, disk in disks.items() if key not in awake}
+
+    def asleep_view(self, key: Key) -> dict[str, Any] | None:
+        """The sleeping disk of a session, as the session view shows it; None when there is none."""
+        disk = self.asleep.get(key)
+        if disk is None:
+            return None
+        until = instant(disk.until, self._clock.monotonic(), self._clock.now_ms())
+        reason = self.book.verdicts.get(key)
+        return {"state": SeatState.ASLEEP.value, "start": None, "reason": reason, "warm_until": until}
+
+    def _sleeping(self, project: str) -> list[dict[str, Any]]:
+        none = dict.fromkeys(("seat_id", "turn_id", "agent_pid"))
         return [
+            {
+                "session_id": key[1],
+                "generation": self.book.generations.get(key),
+                "provider": disk.provider,
+                **none,
+                **(self.asleep_view(key) or {}),
+            }
+            for key, disk in self.asleep.items()
+            if key[0] == project
+        ]
+
+    def describe(self, project: str) -> list[dict[str, Any]]:
+        """The seats of one project, and its sleeping disks, for ``GET /v1/pool``."""
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        seats = [
             {
                 "session_id": seat.key[1],
                 "seat_id": seat.seat_id,
@@ -230,6 +270,7 @@ class Pool(Generic[L]):
             for seat in [*self.book.seats.values(), *self.book.tearing.values()]
             if seat.key[0] == project
         ]
+        return seats + self._sleeping(project)
 
     async def close(self, seconds: float = 10.0) -> bool:
         """Destroy every seat; True when every teardown was proven in time."""
@@ -246,4 +287,9 @@ def warm_until(seat: Seat, now: float, now_ms: int) -> str | None:
     """When a parked seat expires, as an instant; None while it is busy."""
     if seat.state not in (SeatState.IDLE, SeatState.AWAITING_APPROVAL):
         return None
-    return rfc3339(now_ms + int((seat.expires_at - now) * 1000))
+    return instant(seat.expires_at, now, now_ms)
+
+
+def instant(until: float, now: float, now_ms: int) -> str:
+    """A loop time on the wall clock."""
+    return rfc3339(now_ms + int((until - now) * 1000))

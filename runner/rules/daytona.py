@@ -25,6 +25,8 @@ ORPHAN_GRACE_SECONDS: Final = 600.0
 """A sandbox this young may belong to a start that the store does not show yet, one that broke so lately to a repair."""
 STUCK_SECONDS: Final = 600.0
 """How long a deletion may take before it is asked for again and shown."""
+SKEW_SECONDS: Final = 30.0
+"""How far the service's clock may be from ours where an age is compared with a window."""
 
 _QUOTA: Final = re.compile(r"limit exceeded|resource limit reached|no available (runners|nodes)", re.IGNORECASE)
 _TOO_LARGE: Final = re.compile(r"exceeds maximum allowed per sandbox", re.IGNORECASE)
@@ -33,6 +35,7 @@ _ERRORED: Final = re.compile(r"errored state", re.IGNORECASE)
 _NAME_TAKEN: Final = re.compile(r"already exists", re.IGNORECASE)
 _NOT_READY: Final = re.compile(r"snapshot .* is (pulling|pending|building)", re.IGNORECASE)
 _INACTIVE: Final = re.compile(r"snapshot .* is inactive", re.IGNORECASE)
+_SUSPENDED: Final = re.compile(r"is suspended", re.IGNORECASE)
 _WRONG_STATE: Final = re.compile(r"not in a (stoppable|startable) state|is not (stopped|started)", re.IGNORECASE)
 
 
@@ -93,6 +96,11 @@ def judge(call: Call, failure: Failure) -> Verdict:
     return Verdict("fail", lost)
 
 
+def start_code(code: str) -> str:
+    """The error of a start that ended so: nothing that was there is lost by it."""
+    return "sandbox_start_failed" if code == "sandbox_lost" else code
+
+
 def _code(call: Call) -> str:
     return "sandbox_start_failed" if call in ("create", "start") else "sandbox_lost"
 
@@ -120,7 +128,7 @@ def _refused(call: Call, message: str) -> Verdict:
     return Verdict("fail", _code(call))
 
 
-_SETTLED_DOWN: Final = frozenset({"stopped", "archived", "paused"})
+ASLEEP: Final = frozenset({"stopped", "archived", "paused"})
 _AWAY: Final = frozenset({"destroyed", "destroying"})
 _BROKEN: Final = frozenset({"error", "build_failed"})
 
@@ -143,14 +151,14 @@ def next_step(want: Want, state: str, *, desired: str = "", recoverable: bool = 
             return "delete"
         return "recover" if state == "error" and recoverable and not recovered else "replace"
     if want == "sleep":
-        if state in _SETTLED_DOWN:
+        if state in ASLEEP:
             return "done"
         if state == "started":
             return "wait" if desired in ("stopped", "archived", "paused", "destroyed") else "stop"
         return "wait"
     if state == "started":
         return "use" if desired in ("", "started") else "wait"
-    if state in _SETTLED_DOWN:
+    if state in ASLEEP:
         return "start" if desired in ("", state) else "wait"
     return "wait"
 
@@ -163,24 +171,53 @@ def late_creation(wanted_again: bool, state: str) -> Literal["adopt", "delete", 
 
 
 def reap(
-    *, known: bool, in_use: bool, state: str, age_seconds: float, silent_seconds: float
-) -> Literal["keep", "delete", "stuck"]:
+    *,
+    known: bool,
+    in_use: bool,
+    owned: bool,
+    state: str,
+    age_seconds: float,
+    silent_seconds: float,
+    orphan_seconds: float,
+) -> Literal["keep", "sleep", "delete", "stuck"]:
     """What becomes of a labelled sandbox that a list shows.
 
     Args:
         known: the store has its session, and the session has not ended.
         in_use: a seat of this runner holds it, or its start or end is under way here.
+        owned: another runner that lives has the session.
         state: the service's word.
         age_seconds: since it was created.
         silent_seconds: since its state changed last.
+        orphan_seconds: how long an agent lives without its runner; behind that a started sandbox is an empty one.
     """
     if in_use or state == "destroyed":
         return "keep"
     if state == "destroying":
         return "stuck" if silent_seconds >= STUCK_SECONDS else "keep"
     if known:
+        if state == "started" and not owned and silent_seconds >= orphan_seconds:
+            return "sleep"
         return "delete" if state in _BROKEN and silent_seconds >= ORPHAN_GRACE_SECONDS else "keep"
     return "delete" if age_seconds >= ORPHAN_GRACE_SECONDS else "keep"
+
+
+def disk_over(state: str, silent_seconds: float, disk_seconds: float) -> bool:
+    """Whether a disk whose window ended here may go: another runner may have woken it, or put it to sleep again."""
+    return state in ASLEEP and silent_seconds + SKEW_SECONDS >= disk_seconds
+
+
+def trouble(failure: Failure) -> str | None:
+    """Why no sandbox is to be had from this service at all, as a call showed; None when it may well be."""
+    if failure.kind == "connection":
+        return f"Daytona is not reached: {failure.message}"
+    if failure.kind != "http":
+        return None
+    if failure.status == 401:
+        return f"Daytona refuses the API key: {failure.message}"
+    if failure.status == 403 and _SUSPENDED.search(failure.message):
+        return f"Daytona refuses the account: {failure.message}"
+    return None
 
 
 def fits(taken: int, capacity: int) -> bool:

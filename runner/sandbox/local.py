@@ -21,7 +21,7 @@ from runner.sandbox.init_process import spawn_init
 from runner.sandbox.isolation import NOTHING, Isolation, write_accounts
 from runner.sandbox.local_sandbox import Bounds, LocalSandbox
 from runner.sandbox.namespace import children
-from runner.sandbox.port import Copied, Paths, SandboxSpec
+from runner.sandbox.port import Condition, Copied, Disk, Paths, SandboxSpec
 from runner.sandbox.workspace import check_files, open_directory, remove_tree, write_given, write_private
 from runner.tasks import shielded
 
@@ -166,6 +166,14 @@ class LocalProvider:
     def _gone(self, sandbox: LocalSandbox) -> None:
         self._live.pop(sandbox.seat_id, None)
 
+    def disks(self) -> tuple[Disk, ...]:
+        """See ``port.Provider.disks``: what sleeps here is a folder."""
+        return ()
+
+    def condition(self) -> Condition:
+        """See ``port.Provider.condition``."""
+        return Condition(True, running=len(self._live))
+
     async def home_identity(self, project: str, session_id: str) -> str | None:
         """See ``port.Provider.home_identity``: a random text beside the home, so that it moves with it."""
         home = self.paths(project, session_id, None).home
@@ -189,7 +197,7 @@ class LocalProvider:
             raise RunnerError("internal", f"The workspace of {session_id} was not copied: {error}.") from error
         return "copied" if found else "none"
 
-    async def remove(self, project: str, session_id: str) -> None:
+    async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         """See ``port.Provider.remove``.
 
         Raises:

@@ -12,7 +12,7 @@ from runner.acp.memory import MemoryAgent, MemoryTransport
 from runner.acp.transport import ExitInfo
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.sandbox.port import OUTPUT_BYTES, Copied, Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.port import OUTPUT_BYTES, Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.sandbox.workspace import check_files
 from runner.tasks import Tasks
 
@@ -318,6 +318,14 @@ class MemoryProvider:
     def _forget(self, seat_id: str) -> None:
         self._live.pop(seat_id, None)
 
+    def disks(self) -> tuple[Disk, ...]:
+        """See ``port.Provider.disks``: what sleeps here is a folder."""
+        return ()
+
+    def condition(self) -> Condition:
+        """See ``port.Provider.condition``."""
+        return Condition(True, running=len(self._live))
+
     async def home_identity(self, project: str, session_id: str) -> str | None:
         """See ``port.Provider.home_identity``."""
         return self._homes.get((project, session_id))
@@ -326,7 +334,7 @@ class MemoryProvider:
         """See ``port.Provider.copy_workspace``: there are no files, only sessions that had a sandbox."""
         return "copied" if (project, session_id) in self._homes else "none"
 
-    async def remove(self, project: str, session_id: str) -> None:
+    async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         """See ``port.Provider.remove``."""
         self._homes.pop((project, session_id), None)
         self.removed.append((project, session_id))

@@ -84,6 +84,34 @@ class Gone:
     survivors: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A session's sandbox that is asleep: nothing runs, its disk is kept until the loop time ``until``."""
+
+    provider: str
+    project: str
+    session_id: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a provider is.
+
+    Attributes:
+        available: whether a turn may get a sandbox, as far as is known.
+        reason: why not.
+        install_command: what installs the part that is missing.
+        running, asleep: sandboxes that run, and disks that are kept, for this runner.
+    """
+
+    available: bool
+    reason: str | None = None
+    install_command: str | None = None
+    running: int = 0
+    asleep: int = 0
+
+
 class Sandbox(Protocol):
     """One live sandbox with one agent in it. Used by one seat at a time."""
 
@@ -213,8 +241,20 @@ class Provider(Protocol):
         """
         ...
 
-    async def remove(self, project: str, session_id: str) -> None:
-        """Delete the session's own workspace and home; never a ``workspace.path``, never through a symlink."""
+    async def remove(self, project: str, session_id: str, used: bool = True) -> None:
+        """Delete the session's own workspace and home; never a ``workspace.path``, never through a symlink.
+
+        ``used``: the session is known to have had a sandbox here. Where it is not, only what this machine knows of is
+        looked for; what is left elsewhere is the reaper's.
+        """
+        ...
+
+    def disks(self) -> Sequence[Disk]:
+        """Sessions whose sandbox is asleep: only its disk is kept, as far as this runner knows."""
+        ...
+
+    def condition(self) -> Condition:
+        """How it is now, by what was seen last; asks nobody."""
         ...
 
     async def close(self) -> None:

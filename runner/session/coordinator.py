@@ -301,6 +301,7 @@ class Coordinator:
             "leases": leases,
             "capacity": capacity,
             "draining": self.draining,
+            "providers": services.provisioner.conditions(),
             "live_file": live_file is None or live_file.failing is None,
         }
 

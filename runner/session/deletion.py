@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.errors import owned_elsewhere
+from runner.rules.resume import AgentSession
 from runner.session.commands import Commands
 from runner.session.port import Reply
 from runner.session.services import Services
@@ -30,8 +31,11 @@ async def delete_session(services: Services, commands: Commands, session: Sessio
         session.over = session.remains = True
         session.log.wake()
     await services.store.delete_session_content(session.project, session.session_id)
-    for provider in services.provisioner.providers.values():
-        await provider.remove(session.project, session.session_id)
+    used = {str(session.effective.config.get("provider", "local"))}
+    if (known := AgentSession.of(session.agent_state.get("agent"))) is not None:
+        used.add(known.place.provider)
+    for name, provider in services.provisioner.providers.items():
+        await provider.remove(session.project, session.session_id, name in used)
     session.remains = False
     services.pool.book.forget(session.key)
     services.stories.forget(session.key)

@@ -36,7 +36,7 @@ async def sessions(
             last = await store.last_turn(row.project, row.session_id)
             paused = last is not None and last.outcome in WAITING
             asked = await store.interactions(row.project, row.session_id, "pending") if paused else []
-            items.append(views.stored_view(row, last, asked))
+            items.append(views.stored_view(row, last, asked, services.pool))
     more = f"{rows[limit - 1].updated_at}~{rows[limit - 1].session_id}" if len(rows) > limit else None
     return {"items": items, "next_cursor": more}
 

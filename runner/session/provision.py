@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,10 @@ class Provisioner:
         if effective.provider not in self.providers:
             text = f"sandbox.provider: {effective.provider} is not set up here; acp-runner doctor says what is missing."
             raise RunnerError("invalid_request", text, field="sandbox.provider")
+        condition = self.providers[effective.provider].condition()
+        if condition.install_command is not None:
+            text = f"sandbox.provider: {effective.provider}: {condition.reason}"
+            raise RunnerError("invalid_request", text, field="sandbox.provider")
         spec = self.catalogue.get(effective.harness)
         available = spec.availability(self._state_dir)
         if not available.available:
@@ -104,6 +109,13 @@ class Provisioner:
         """When the secrets of a warm sandbox are of no use any more, a login among them."""
         known = [instant for instant in (effective.secrets_expire_ms, self.logins.expires_ms(key)) if instant]
         return min(known, default=None)
+
+    def conditions(self) -> list[dict[str, Any]]:
+        """The providers for ``GET /health`` and ``GET /ready``: ``available`` and why not, what runs of how much."""
+        return [
+            {"name": name, **asdict(provider.condition()), "capacity": provider.capacity}
+            for name, provider in self.providers.items()
+        ]
 
     def facets(self, effective: Effective) -> dict[str, str]:
         """The fingerprint of what this configuration bakes into a sandbox."""

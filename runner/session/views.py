@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from runner.clock import rfc3339
 from runner.pool.pool import Pool, warm_until
@@ -15,6 +15,8 @@ from runner.session.usage import usage_now
 from runner.store.port import CommandRow, InteractionRow, SessionRow, TurnRow
 from runner.terms import InteractionStatus, SessionState
 from runner.turn.live import LiveSeat
+
+NO_SEAT: Final = {"state": None, "start": None, "reason": None, "warm_until": None}
 
 
 def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -> dict[str, Any]:
@@ -41,7 +43,9 @@ def live_view(session: Session, pool: Pool[LiveSeat], now: float, now_ms: int) -
     }
 
 
-def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[InteractionRow]) -> dict[str, Any]:
+def stored_view(
+    row: SessionRow, last_turn: TurnRow | None, asked: Sequence[InteractionRow], pool: Pool[LiveSeat]
+) -> dict[str, Any]:
     """The view of a session that only the store knows: nothing of it runs here; ``asked`` are its open questions.
 
     A turn without an ending runs at another replica, or at one whose death is not noticed yet.
@@ -56,7 +60,7 @@ def stored_view(row: SessionRow, last_turn: TurnRow | None, asked: Sequence[Inte
         "running_turn": running,
         "stopping": False,
         "queue": [],
-        "pool": {"state": None, "start": None, "reason": None, "warm_until": None},
+        "pool": pool.asleep_view((row.project, row.session_id)) or dict(NO_SEAT),
         "harness": config.get("harness", "demo"),
         "sandbox": {"provider": config.get("provider", "local"), "recipe": config.get("recipe", "default")},
         "isolation": None,
@@ -91,7 +95,7 @@ def _pool_view(
     seat = pool.book.seats.get(session.key)
     if seat is None:
         reason = pool.book.verdicts.get(session.key)
-        return {"state": None, "start": None, "reason": reason, "warm_until": None}
+        return pool.asleep_view(session.key) or {**NO_SEAT, "reason": reason}
     return {
         "state": seat.state.value,
         "start": seat.start,

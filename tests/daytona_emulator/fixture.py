@@ -22,6 +22,8 @@ from tests.daytona_emulator.recording import Exchange
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20.0
+SECRET = "marker-5ecret"
+"""The value of every secret in the tests of what goes to the service."""
 
 
 class EmulatorProcess:
@@ -42,6 +44,9 @@ class EmulatorProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self._begun()
+
+    def _begun(self) -> None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the emulator did not start"
@@ -83,6 +88,16 @@ class EmulatorProcess:
         found: list[dict[str, Any]] = self._call("GET", "/__emu/exchanges")
         return found
 
+    def renew(self) -> None:
+        """End what it is with all it started, proved by a census, and be another one at another address."""
+        assert self._process.stdin is not None
+        marker, root = self.marker, self._root
+        self._process.stdin.write(b"next\n")
+        self._process.stdin.flush()
+        self._begun()
+        assert scan(marker) == []
+        assert not Path(root).exists()
+
     @property
     def alive(self) -> bool:
         """It runs."""
@@ -119,14 +134,68 @@ class EmulatorProcess:
                 raise AssertionError(error.read().decode()) from None
 
 
+class Emulators:
+    """One process for many tests; a test that kills it gets the next one a new one."""
+
+    def __init__(self) -> None:
+        self._process: EmulatorProcess | None = None
+
+    def next(self) -> EmulatorProcess:
+        """A fresh one."""
+        if self._process is None:
+            self._process = EmulatorProcess()
+        return self._process
+
+    def over(self, emulator: EmulatorProcess) -> None:
+        """A test is done with it."""
+        if emulator.alive:
+            emulator.renew()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """The last test is over."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def daytona_emulators() -> Iterator[Emulators]:
+    """Starts with the first test that needs it."""
+    emulators = Emulators()
+    yield emulators
+    emulators.close()
+
+
 @pytest.fixture
-def daytona_emulator() -> Iterator[EmulatorProcess]:
+def daytona_emulator(daytona_emulators: Emulators) -> Iterator[EmulatorProcess]:
     """A fresh Daytona on loopback; what was said to it and by it is judged in the end (``contract.py``)."""
-    emulator = EmulatorProcess()
+    emulator = daytona_emulators.next()
     try:
         yield emulator
         exchanges = [Exchange(**one) for one in emulator.exchanges()] if emulator.alive else []
     finally:
-        emulator.close()
+        daytona_emulators.over(emulator)
     assert sdk_violations(exchanges) == []
     assert openapi_violations(exchanges) == []
+    assert careless(exchanges) == []
+
+
+def careless(exchanges: list[Exchange]) -> list[str]:
+    """Where this runner forgot a net of the service's, or let a secret out; one line each.
+
+    Every creation has an auto-stop, an auto-delete and a time to live (case C3); ``SECRET`` is only in what stores it
+    (case K3).
+    """
+    found = []
+    for one in exchanges:
+        asked = one.asked if isinstance(one.asked, dict) else {}
+        if (one.method, one.template) == ("POST", "/api/sandbox") and "acp-runner-store" in asked.get("labels", {}):
+            nets = [asked.get(name) or 0 for name in ("autoStopInterval", "autoDeleteInterval", "ttlMinutes")]
+            if min(nets) <= 0 or asked.get("public"):
+                found.append(f"created without a net: {asked}")
+        stores = one.template in ("/api/secret", "/api/secret/{id}") and one.method in ("POST", "PATCH")
+        if SECRET in json.dumps(one.answered) or (SECRET in json.dumps([one.path, one.asked]) and not stores):
+            found.append(f"{one.method} {one.path} holds a secret")
+    return found

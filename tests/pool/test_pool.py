@@ -12,7 +12,7 @@ from runner.clock import rfc3339
 from runner.pool.pool import RETRY_SECONDS, TEARDOWN_WAIT_SECONDS, Pool, warm_until
 from runner.rules.pool import Book, Cold, Full, Hit, Key, Seat
 from runner.rules.reuse import FACETS, Parked
-from runner.sandbox.port import Gone
+from runner.sandbox.port import Disk, Gone
 from runner.terms import SeatState
 from tests.virtual_time import EPOCH_MS, LoopClock
 
@@ -74,12 +74,16 @@ class House:
 
     def __init__(self, max_seats: int = 4) -> None:
         self.clock = LoopClock()
+        self.asleep: list[Disk] = []
         self.told: list[tuple[str, str]] = []
-        self.pool: Pool[Occupant] = Pool(Book(max_seats), self.clock, self.removed)
+        self.pool: Pool[Occupant] = Pool(Book(max_seats), self.clock, self.removed, None, {"daytona": self})
         self.minted = 0
 
     def removed(self, live: Occupant, verdict: str) -> None:
         self.told.append((live.seat.seat_id, verdict))
+
+    def disks(self) -> list[Disk]:
+        return self.asleep
 
     @property
     def now(self) -> float:
@@ -450,3 +454,26 @@ async def test_what_the_pool_shows(house: House):
 async def test_warm_until(state: SeatState, shown: str | None):
     seat = Seat(A, "a1", 1, "local", FACTS, state=state, expires_at=40.5)
     assert warm_until(seat, 10.0, EPOCH_MS) == shown
+
+
+async def test_a_sleeping_disk_is_shown_and_takes_no_seat(house: House) -> None:
+    """Until the session has a seat again; of its own project only."""
+    key = ("p", "s")
+    live = await house.parked(key)
+    house.asleep.append(Disk("daytona", "p", "s", house.now + 1800))
+    assert [seat["state"] for seat in house.pool.describe("p")] == ["idle"]
+    assert house.pool.asleep_view(key) is None
+    live.sandbox.gate.set()
+    teardown = house.pool.destroy(live.seat, "expired")
+    assert teardown is not None and await teardown
+    (shown,) = house.pool.describe("p")
+    assert (shown["session_id"], shown["state"], shown["provider"], shown["reason"]) == (
+        *("s", "asleep", "daytona", "expired"),
+    )
+    assert shown["warm_until"] == rfc3339(house.clock.now_ms() + 1_800_000)
+    assert (shown["seat_id"], shown["agent_pid"], shown["turn_id"], shown["generation"]) == (None, None, None, 1)
+    view = house.pool.asleep_view(key)
+    assert view == {"state": "asleep", "start": None, "reason": "expired", "warm_until": shown["warm_until"]}
+    assert (house.pool.book.taken, house.pool.describe("q")) == (0, [])
+    await house.start(key)
+    assert [seat["state"] for seat in house.pool.describe("p")] == ["busy"]

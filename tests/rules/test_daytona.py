@@ -10,12 +10,15 @@ from runner.errors import RunnerError
 from runner.rules.daytona import (
     Failure,
     Verdict,
+    disk_over,
     fits,
     judge,
     late_creation,
     minutes,
     next_step,
     reap,
+    start_code,
+    trouble,
 )
 
 STATES = [
@@ -152,11 +155,63 @@ def test_late_creations_have_an_owner_or_go(again: bool, state: str, what: str) 
         ({"state": "stopped"}, "keep"),
         ({"known": False, "state": "stopped"}, "delete"),
         ({"known": False, "state": "destroyed"}, "keep"),
+        ({"silent_seconds": 119.0}, "keep"),
+        ({"silent_seconds": 121.0}, "sleep"),
+        ({"silent_seconds": 121.0, "owned": True}, "keep"),
+        ({"silent_seconds": 121.0, "in_use": True}, "keep"),
+        ({"silent_seconds": 121.0, "state": "starting"}, "keep"),
     ],
 )
 def test_the_reaper_takes_what_nobody_knows(changes: dict[str, Any], what: str) -> None:
-    facts = {"known": True, "in_use": False, "state": "started", "age_seconds": 4000.0, "silent_seconds": 0.0}
+    facts = {
+        "known": True,
+        "in_use": False,
+        "owned": False,
+        "state": "started",
+        "age_seconds": 4000.0,
+        "silent_seconds": 0.0,
+        "orphan_seconds": 120.0,
+    }
     assert reap(**{**facts, **changes}) == what
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_seconds", "over"),
+    [
+        ("stopped", 1800.0, True),
+        ("archived", 9000.0, True),
+        ("stopped", 1775.0, True),
+        ("stopped", 900.0, False),
+        ("started", 9000.0, False),
+        ("starting", 9000.0, False),
+        ("destroying", 9000.0, False),
+    ],
+)
+def test_a_disk_goes_only_where_nobody_used_it_since(state: str, silent_seconds: float, over: bool) -> None:
+    assert disk_over(state, silent_seconds, 1800.0) is over
+
+
+@pytest.mark.parametrize(
+    ("failure", "word"),
+    [
+        (http(401, "Invalid credentials"), "key"),
+        (http(403, "Organization is suspended: Payment"), "account"),
+        (Failure("connection", message="refused"), "not reached"),
+        (http(403, "Forbidden"), None),
+        (http(429), None),
+        (http(502), None),
+        (Failure("timeout"), None),
+        (Failure("queue"), None),
+    ],
+)
+def test_what_makes_the_whole_service_unavailable(failure: Failure, word: str | None) -> None:
+    told = trouble(failure)
+    assert told is None if word is None else told is not None and word in told
+
+
+def test_a_start_loses_no_sandbox() -> None:
+    codes = ("sandbox_lost", "sandbox_start_failed", "provider_at_capacity")
+    assert [start_code(code) for code in codes] == ["sandbox_start_failed", *codes[1:]]
 
 
 def test_capacity_is_strict() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.sandbox.daytona.provider import DaytonaProvider
-from tests.daytona_emulator.fixture import EmulatorProcess
+from tests.daytona_emulator.fixture import SECRET, EmulatorProcess
 from tests.sandbox import bed
 from tests.sandbox.daytona_bed import provider, spec, states
 
@@ -131,19 +131,19 @@ async def test_capacity_is_strict(daytona_emulator: EmulatorProcess) -> None:
     assert set(states(daytona_emulator).values()) == {"stopped"}
 
 
-SECRET: dict[str, Any] = {"env": {"KEY": "k3y", "PLAIN": "p"}, "secret_names": frozenset({"KEY", "UNUSED"})}
+HIDDEN: dict[str, Any] = {"env": {"KEY": SECRET, "PLAIN": "p"}, "secret_names": frozenset({"KEY", "UNUSED"})}
 SHOW = ("/bin/sh", "-c", "while read line; do echo $KEY $PLAIN; done")
 
 
 async def test_secrets_are_never_plain_by_accident(daytona: DaytonaProvider, daytona_emulator: EmulatorProcess) -> None:
     """Without hosts a placeholder would be as good as the value; an account may have no secrets at all."""
     with pytest.raises(RunnerError, match="KEY") as caught:
-        await daytona.start(spec(**SECRET))
+        await daytona.start(spec(**HIDDEN))
     assert caught.value.code == "credentials_missing"
     hosts = provider(daytona_emulator, secret_hosts=("api.example.com",))
     daytona_emulator.fault("^POST /api/secret$", status=403, message="Forbidden")
     with pytest.raises(RunnerError, match="did not take") as caught:
-        await hosts.start(spec(**SECRET))
+        await hosts.start(spec(**HIDDEN))
     assert caught.value.code == "credentials_missing"
     assert states(daytona_emulator) == {}
     await hosts.close()
@@ -153,7 +153,7 @@ async def test_an_agent_sees_a_placeholder_of_a_secret(daytona_emulator: Emulato
     """At the first start, and after a sleep with another value; gone with the session."""
     made = provider(daytona_emulator, secret_hosts=("api.example.com",))
     for seat in ("seat_1", "seat_2"):
-        sandbox = await made.start(spec("ses_1", *SHOW, seat_id=seat, **SECRET))
+        sandbox = await made.start(spec("ses_1", *SHOW, seat_id=seat, **HIDDEN))
         shown, plain = (await bed.Talk(sandbox).say("go")).split()
         assert shown.startswith("dtn_secret_")
         assert plain == "p"
@@ -167,8 +167,8 @@ async def test_an_agent_sees_a_placeholder_of_a_secret(daytona_emulator: Emulato
 
 async def test_secrets_go_as_they_are_where_that_is_wanted(daytona_emulator: EmulatorProcess) -> None:
     made = provider(daytona_emulator, plain_secrets=True)
-    sandbox = await made.start(spec("ses_1", *SHOW, **SECRET))
-    assert await bed.Talk(sandbox).say("go") == "k3y p"
+    sandbox = await made.start(spec("ses_1", *SHOW, **HIDDEN))
+    assert await bed.Talk(sandbox).say("go") == f"{SECRET} p"
     await sandbox.destroy(0.0)
     await made.close()
 
@@ -262,9 +262,12 @@ async def test_the_reaper_takes_what_the_store_does_not_know(
     async def known(project: str, session_id: str) -> bool:
         return session_id == "ses_3"
 
-    assert await daytona.reap(known) == []
+    async def owned(project: str, session_id: str) -> bool:
+        return True
+
+    assert (await daytona.reap(known, owned)).deleted == []
     monkeypatch.setattr("runner.rules.daytona.ORPHAN_GRACE_SECONDS", 0.0)
-    assert set(await daytona.reap(known)) == {broken.name, lost.name}
+    assert set((await daytona.reap(known, owned)).deleted) == {broken.name, lost.name}
     await bed.until(lambda: set(states(daytona_emulator)) == {kept.name, theirs.name})
     assert daytona.counts["reaped"] == 2
     for sandbox in (lost, broken, theirs, kept):

@@ -16,7 +16,7 @@ from runner.ids import Ids
 from runner.leases.live import LiveBus
 from runner.leases.port import ReplicaInfo
 from runner.metrics import Metrics
-from runner.sandbox.port import Copied, Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 from tests.session.fake_agent import FakeAgent
@@ -148,6 +148,12 @@ class FakeProvider:
             self.started.notify_all()
         return sandbox
 
+    def disks(self) -> tuple[Disk, ...]:
+        return ()
+
+    def condition(self) -> Condition:
+        return Condition(True, running=len(self.alive))
+
     async def home_identity(self, project: str, session_id: str) -> str | None:
         return self.home
 
@@ -155,7 +161,7 @@ class FakeProvider:
         self.copied.append((session_id, to))
         return "copied"
 
-    async def remove(self, project: str, session_id: str) -> None:
+    async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         self.removed.append((project, session_id))
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from runner.errors import TURN_IN_USE_SENTENCE, RunnerError
 from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import BeatAnswer, Heartbeat
+from runner.sandbox.port import Condition
 from tests.session.bed import CALLER, Bed, types
 from tests.virtual_time import LoopClock
 
@@ -249,3 +250,13 @@ async def test_the_cap_on_turns() -> None:
     assert bed.sessions.has_capacity() is True
     assert CALLER.project == "p"
     await bed.close()
+
+
+async def test_a_provider_without_its_package_is_refused_by_name(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = Condition(False, "its package is missing: pip install it", "pip install it")
+    monkeypatch.setattr(bed.provider, "condition", lambda: missing)
+    with pytest.raises(RunnerError, match="pip install it") as caught:
+        await bed.dispatch()
+    assert caught.value.code == "invalid_request"
+    (told,) = (await bed.sessions.ready())["providers"]
+    assert (told["name"], told["available"], told["reason"]) == ("local", False, missing.reason)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
-from runner.sandbox.port import Copied, Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from tests.session.bed import CountingIds
 from tests.simulation.agents import SimAgent
 from tests.simulation.chance import Chance
@@ -145,6 +145,12 @@ class SimProvider:
         sandbox = self.alive[spec.seat_id] = SimSandbox(self, spec, agent, self._chance)
         return sandbox
 
+    def disks(self) -> tuple[Disk, ...]:
+        return ()
+
+    def condition(self) -> Condition:
+        return Condition(True, running=len(self.alive))
+
     async def home_identity(self, project: str, session_id: str) -> str | None:
         """Homes lie on a disk: all replicas share it where they share a machine."""
         await self._chance.wait(0.0)
@@ -154,7 +160,7 @@ class SimProvider:
         await self._chance.wait(0.0)
         return "none"
 
-    async def remove(self, project: str, session_id: str) -> None:
+    async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         await self._chance.wait(0.0)
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.rules.daytona import RETRY_SECONDS, Want, judge, next_step
+from runner.rules.daytona import RETRY_SECONDS, Want, judge, next_step, start_code
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
 
 POLL_SECONDS: Final = 0.2
@@ -36,6 +36,11 @@ class Way:
     activated: bool = False
     waits: int = 0
 
+    @property
+    def ours(self) -> bool:
+        """Whether what runs was started here."""
+        return self.created or self.woken or self.recovered
+
 
 class Lifecycle:
     """Steps by name, never by memory: whoever else changed the sandbox meanwhile is seen.
@@ -43,16 +48,19 @@ class Lifecycle:
     Args:
         service: the vendor.
         clock: of the deadlines.
-        counts: what happened how often, by ``<call>`` and ``<call>_<action>``.
+        counts, failures: of the provider.
     """
 
-    def __init__(self, service: DaytonaService, clock: Clock, counts: Counter[str]) -> None:
+    def __init__(
+        self, service: DaytonaService, clock: Clock, counts: Counter[str], failures: Counter[tuple[str, str]]
+    ) -> None:
         self._service = service
         self._clock = clock
         self._counts = counts
+        self._failures = failures
 
     async def bring_up(self, plan: Plan, deadline: float, way: Way) -> Found:
-        """A started sandbox of this name: created, woken, repaired, replaced or found running.
+        """A started sandbox of this name: created, woken, repaired or replaced; one that runs is stopped before.
 
         Args:
             plan: for a new one.
@@ -71,8 +79,12 @@ class Lifecycle:
             state, desired = found.state, found.desired
             todo = next_step("run", state, desired=desired, recoverable=found.recoverable, recovered=way.recovered)
             match todo:
-                case "use":
+                case "use" if way.ours:
                     return found
+                case "use":
+                    # Of a runner that died: its agent may live on for a while, and a stop proves that it does not.
+                    self._counts["leftover"] += 1
+                    await self._service.stop(found.id, left)
                 case "start":
                     way.woken = True
                     await self._service.start(found.id, left)
@@ -109,24 +121,24 @@ class Lifecycle:
     async def _after(self, plan: Plan, failed: CallFailed, deadline: float, way: Way) -> None:
         """Go on behind a failed call, or raise what it means."""
         verdict = judge(failed.call, failed.failure)
-        self._counts[f"{failed.call}_{verdict.action}"] += 1
+        self._failures[failed.call, verdict.action] += 1
         if verdict.action == "activate" and not way.activated:
             way.activated = True
             await self._service.activate(plan.snapshot)
             return
         if verdict.action == "fail" or verdict.action == "activate":
-            raise RunnerError(verdict.code, f"Daytona refused the sandbox: {failed}")
+            raise RunnerError(start_code(verdict.code), f"Daytona refused the sandbox: {failed}")
         way.waits += 1
         wait = max(verdict.seconds, min(RETRY_SECONDS * 2 ** (way.waits - 1), WAIT_MAX_SECONDS))
         if self._clock.monotonic() + wait >= deadline:
-            raise RunnerError(verdict.code, f"The sandbox did not start in time: {failed}")
+            raise RunnerError(start_code(verdict.code), f"The sandbox did not start in time: {failed}")
         await asyncio.sleep(wait)
 
     async def bring_down(self, name: str, want: Want, deadline: float) -> str | None:
         """Put it to sleep or away.
 
         Returns:
-            What is known of it: ``stopped``, ``deleted``; None when that was not reached by ``deadline``.
+            What is known of it: ``stopped``, ``deleted``; None when that was refused, or not reached by ``deadline``.
         """
         waits = 0
         while True:
@@ -148,8 +160,10 @@ class Lifecycle:
                         pass
             except CallFailed as failed:
                 verdict = judge(failed.call, failed.failure)
-                self._counts[f"{failed.call}_{verdict.action}"] += 1
+                self._failures[failed.call, verdict.action] += 1
                 log.info("sandbox %s: %s failed: %s", name, failed.call, failed)
+                if verdict.action == "fail":
+                    return None
                 waits += 1
             wait = POLL_SECONDS if not waits else min(RETRY_SECONDS * 2 ** (waits - 1), WAIT_MAX_SECONDS)
             if self._clock.monotonic() + wait >= deadline:

@@ -13,13 +13,16 @@ from typing import Final
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import valid_id
-from runner.rules.daytona import fits, judge, late_creation, reap
+from runner.rules.daytona import fits, judge, late_creation, start_code
 from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
+from runner.sandbox.daytona.disks import Disks
+from runner.sandbox.daytona.leaving import Leaving
 from runner.sandbox.daytona.lifecycle import Lifecycle, Way
+from runner.sandbox.daytona.reaping import Asks, Reaped, look
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
-from runner.sandbox.daytona.terms import STORE_LABEL, Terms, plan_of
+from runner.sandbox.daytona.terms import Terms, plan_of
 from runner.sandbox.daytona.vault import Vault
-from runner.sandbox.port import Copied, Gone, Paths, SandboxSpec
+from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, SandboxSpec
 from runner.sandbox.remote import RemoteSandbox
 from runner.sandbox.workspace import check_files
 from runner.tasks import Tasks, shielded
@@ -29,7 +32,6 @@ UNDO_SECONDS: Final = 10.0
 LATE_SECONDS: Final = 60.0
 REMOVE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 20.0
-PAUSE_SECONDS: Final = 15.0
 BOOTS: Final = 2
 log = logging.getLogger("runner.sandbox.daytona")
 
@@ -43,23 +45,38 @@ class DaytonaProvider:
         open_service: opens the vendor's client, once, at the first use.
         store_id, replica_id: in the labels: the reaper looks for the store's, people for the replica's.
         clock: on the scale of ``SandboxSpec.deadline``.
+        install_command: what installs the vendor's package, where it is missing.
 
     Attributes:
-        counts: what happened how often, for metrics.
+        counts: what became of sandboxes how often.
+        failures: calls that failed, and what was done, how often.
+        stuck: deletions that hang at the service, as the reaper saw last.
     """
 
-    def __init__(self, open_service: Open, terms: Terms, store_id: str, replica_id: str, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        open_service: Open,
+        terms: Terms,
+        store_id: str,
+        replica_id: str,
+        *,
+        clock: Clock,
+        install_command: str | None = None,
+    ) -> None:
         self.counts: Counter[str] = Counter()
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.stuck = 0
+        self._install_command = install_command
         self._open, self._terms, self._clock = open_service, terms, clock
         self._store_id, self._replica_id = store_id, replica_id
         self._opening: asyncio.Task[DaytonaService] | None = None
         self._held: dict[str, str] = {}
         self._live: dict[str, RemoteSandbox] = {}
         self._active: dict[str, asyncio.Task[None]] = {}
-        self._removing: dict[str, asyncio.Task[None]] = {}
-        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._disks = Disks(clock, self._expire)
         self._seen: set[str] = set()
         self._tasks = Tasks("daytona")
+        self._leaving = Leaving(self._tasks, self.service, self._down, self._forget, self._held.__contains__)
         self._closed = False
 
     # -- what it is --------------------------------------------------------------------------------------------------
@@ -83,6 +100,20 @@ class DaytonaProvider:
     def live(self) -> tuple[str, ...]:
         """Seats that hold a sandbox whose end is not proven, or whose start is under way."""
         return tuple(self._held.values())
+
+    def disks(self) -> tuple[Disk, ...]:
+        """See ``port.Provider.disks``."""
+        return self._disks.all
+
+    def condition(self) -> Condition:
+        """Whether there is a package, a key that is taken, and an account that answers, by what was seen last."""
+        opening = self._opening
+        reason = f"its package is missing: {self._install_command}" if self._install_command else None
+        if reason is None and opening is not None and opening.done():
+            error = opening.exception()
+            reason = str(error) if error is not None else opening.result().trouble
+        numbers = {"running": len(self._held), "asleep": len(self._disks.all)}
+        return Condition(reason is None, reason, self._install_command, **numbers)
 
     def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
         """Places that stand for those over there (``boot.ROOT``).
@@ -134,7 +165,7 @@ class DaytonaProvider:
             raise RunnerError("provider_at_capacity", f"{self._terms.capacity} Daytona sandboxes run already.")
         self._held[name] = spec.seat_id
         self._seen.add(name)
-        self._stay(name)
+        self._disks.drop(name)
         way = Way()
         # A creation under way is never cancelled: nobody would know whether it was done.
         work = self._tasks.spawn(f"start {name}", self._tried(spec, name, way))
@@ -147,7 +178,7 @@ class DaytonaProvider:
                 raise result
             return result
         except BaseException:
-            undo = self._tasks.spawn(f"undo {name}", self._undone(spec.seat_id, name, way, work))
+            undo = self._tasks.spawn(f"undo {name}", self._undone(spec, name, way, work))
             await shielded(_waited(undo), UNDO_SECONDS + 1)
             raise
 
@@ -157,20 +188,24 @@ class DaytonaProvider:
     def _vault(self, service: DaytonaService) -> Vault:
         return Vault(service, self._terms.secret_hosts, self._terms.plain_secrets)
 
+    async def _forget(self, name: str) -> None:
+        await self._vault(await self.service()).forget(name)
+
     async def _tried(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox | RunnerError:
         """A failure is a value: whoever waits tells it, and it may be nobody."""
         try:
             return await self._started(spec, name, way)
         except CallFailed as failed:
             code = judge(failed.call, failed.failure).code
-            return RunnerError(code, f"The sandbox could not be started: {failed}")
+            return RunnerError(start_code(code), f"The sandbox could not be started: {failed}")
         except RunnerError as error:
             return error
 
     async def _started(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox:
         service = await self.service()
         deadline = spec.deadline or self._clock.monotonic() + LATE_SECONDS
-        lifecycle, terms = Lifecycle(service, self._clock, self.counts), self._terms
+        lifecycle, terms = Lifecycle(service, self._clock, self.counts, self.failures), self._terms
+        await self._leaving.wait(name, max(0.0, deadline - self._clock.monotonic()))
         spec, stored = await self._vault(service).hide(spec, name)
         await self._vault(service).attach(lifecycle, name, stored, deadline)
         plan = plan_of(terms, spec, name, stored, self._store_id, self._replica_id)
@@ -178,26 +213,30 @@ class DaytonaProvider:
         for attempt in range(1, BOOTS + 1):
             found = await lifecycle.bring_up(plan, deadline, way)
             try:
-                sandbox = await booter.boot(found, spec, lambda said: self._ended(spec.seat_id, name))
+                sandbox = await booter.boot(found, spec, lambda said: self._ended(spec, name))
                 break
             except CallFailed as failed:
                 verdict = judge(failed.call, failed.failure)
-                self.counts[f"boot_{verdict.action}"] += 1
+                self.failures["boot", verdict.action] += 1
                 if attempt == BOOTS or verdict.action == "fail":
                     raise RunnerError("sandbox_start_failed", f"The agent could not be started: {failed}") from failed
         else:
             raise AssertionError("unreachable")
-        self.counts["created" if way.created else "woken" if way.woken else "found"] += 1
+        self.counts["created" if way.created else "woken" if way.woken else "recovered"] += 1
         if way.woken and not way.created:
             sandbox.was_asleep()
         self._live[spec.seat_id] = sandbox
         pulse = terms.auto_stop_seconds / 3
-        self._active[name] = self._tasks.spawn(
-            f"activity {name}", keep_active(service, found.id, pulse, lambda: self.counts.update(["activity_failed"]))
-        )
+
+        def missed() -> None:
+            self.failures["activity", "later"] += 1
+
+        self._active[name] = self._tasks.spawn(f"activity {name}", keep_active(service, found.id, pulse, missed))
         return sandbox
 
-    async def _undone(self, seat_id: str, name: str, way: Way, work: asyncio.Task[RemoteSandbox | RunnerError]) -> None:
+    async def _undone(
+        self, spec: SandboxSpec, name: str, way: Way, work: asyncio.Task[RemoteSandbox | RunnerError]
+    ) -> None:
         """A start that nobody waits for any more: what it made goes, what it found sleeps (``late_creation``)."""
         await asyncio.wait({work}, timeout=LATE_SECONDS)
         if not work.done():
@@ -209,32 +248,35 @@ class DaytonaProvider:
             if way.created:
                 await self._down(name, away=True)
             await sandbox.destroy(0.0)
-            self._let_go(seat_id, name)
+            self._let_go(spec.seat_id, name)
             return
         service = await self.service()
         found = await _quiet(service.get(name))
         away = found is not None and way.created and late_creation(False, found.state) == "delete"
+        known = None
         for _ in range(BOOTS):
-            if await self._down(name, away=away) is not None:
-                break
-        self._let_go(seat_id, name)
+            known = known or await self._down(name, away=away)
+        self._let_go(spec.seat_id, name)
+        self._sleeps(spec, name, known)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    async def _ended(self, seat_id: str, name: str) -> Gone:
+    async def _ended(self, spec: SandboxSpec, name: str) -> Gone:
         """The cell was torn down: put the sandbox to sleep, delete a broken one (DESIGN 3.4)."""
         known = await self._down(name, away=False)
         if known is None:
             self.counts["sleep_failed"] += 1
             return Gone(False, "")
-        self._let_go(seat_id, name)
-        if known == "stopped" and not self._closed and name not in self._removing:
-            loop = asyncio.get_running_loop()
-            self._expiries[name] = loop.call_later(self._terms.disk_seconds, self._expire, name)
+        self._let_go(spec.seat_id, name)
+        self._sleeps(spec, name, known)
         return Gone(True, known)
 
+    def _sleeps(self, spec: SandboxSpec, name: str, known: str | None) -> None:
+        if known == "stopped" and not self._closed and name not in self._leaving:
+            self._disks.keep(name, spec.project, spec.session_id, self._terms.disk_seconds)
+
     async def _down(self, name: str, *, away: bool) -> str | None:
-        lifecycle = Lifecycle(await self.service(), self._clock, self.counts)
+        lifecycle = Lifecycle(await self.service(), self._clock, self.counts, self.failures)
         known = await lifecycle.bring_down(name, "gone" if away else "sleep", self._clock.monotonic() + DOWN_SECONDS)
         if known is not None:
             self.counts[known] += 1
@@ -248,41 +290,22 @@ class DaytonaProvider:
         if active is not None:
             active.cancel()
 
-    def _stay(self, name: str) -> None:
-        expiry = self._expiries.pop(name, None)
-        if expiry is not None:
-            expiry.cancel()
-
     def _expire(self, name: str) -> None:
         """A sleeping disk has an end; the service's auto-delete is the net below (case C3)."""
-        self._expiries.pop(name, None)
-        if name not in self._held:
-            self._take_away(name, spare_held=True)
+        if name not in self._held and not self._closed:
+            self._leaving.away(name, disk_seconds=self._terms.disk_seconds)
 
-    def _take_away(self, name: str, *, spare_held: bool = False) -> asyncio.Task[None]:
-        known = self._removing.get(name)
-        if known is None:
-            known = self._removing[name] = self._tasks.spawn(f"remove {name}", self._away(name, spare_held))
-        return known
-
-    async def _away(self, name: str, spare_held: bool) -> None:
-        try:
-            while not (spare_held and name in self._held):
-                if await self._down(name, away=True) is not None:
-                    await self._vault(await self.service()).forget(name)
-                    return
-                await asyncio.sleep(PAUSE_SECONDS)
-        finally:
-            self._removing.pop(name, None)
-
-    async def remove(self, project: str, session_id: str) -> None:
+    async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         """See ``port.Provider.remove``: asked for now, and until it is done; it does not fail."""
         self.paths(project, session_id, None)
         name = self.sandbox_name(project, session_id)
-        self._stay(name)
-        work = self._take_away(name)
+        if self._install_command or not (used or name in self._seen or name in self._disks):
+            return
+        self._disks.drop(name)
+        self._leaving.away(name)
         if name in self._seen:
-            await asyncio.wait({work}, timeout=REMOVE_SECONDS)
+            self._seen.discard(name)
+            await self._leaving.wait(name, REMOVE_SECONDS)
 
     async def home_identity(self, project: str, session_id: str) -> str | None:
         """See ``port.Provider.home_identity``: the sandbox's id, for its disk is not another's."""
@@ -294,40 +317,37 @@ class DaytonaProvider:
         """See ``port.Provider.copy_workspace``: a disk over there is not copied."""
         return "none" if await self.home_identity(project, session_id) is None else "too_large"
 
-    async def reap(self, known: Callable[[str, str], Awaitable[bool]]) -> list[str]:
-        """Delete what carries the store's label and nobody knows; names of those that were asked to go.
-
-        Args:
-            known: whether the store has this session (project, session) and it has not ended.
-        """
+    async def reap(self, known: Asks, owned: Asks) -> Reaped:
+        """See ``reaping.look``; what a dead runner left running is put to sleep behind it."""
+        if self._install_command:
+            return Reaped([], [])
         service = await self.service()
-        gone: list[str] = []
-        for found in await service.labelled({STORE_LABEL: self._store_id}):
-            owner = found.labels.get("acp-runner-project", ""), found.labels.get("acp-runner-session", "")
-            what = reap(
-                known=await known(*owner),
-                in_use=found.name in self._held,
-                state=found.state,
-                age_seconds=found.age_seconds,
-                silent_seconds=found.silent_seconds,
-            )
-            if what == "keep":
-                continue
-            self.counts["reaped" if what == "delete" else "stuck"] += 1
-            log.warning("sandbox %s (%s) is %s: deleting it", found.name, found.state, what)
-            gone.append(found.name)
-            try:
-                await service.delete(found.id)
-                await self._vault(service).forget(found.name)
-            except CallFailed as failed:
-                log.info("sandbox %s was not deleted now: %s", found.name, failed)
-        return gone
+
+        def in_use(name: str) -> bool:
+            return name in self._held or name in self._leaving
+
+        found = await look(
+            service,
+            self._terms,
+            self._store_id,
+            self.counts,
+            self._disks,
+            in_use=in_use,
+            known=known,
+            owned=owned,
+            forget=self._forget,
+        )
+        self.stuck = found.stuck
+        for name in found.left:
+            if not in_use(name):
+                self.counts["left"] += 1
+                self._leaving.to_sleep(name)
+        return found
 
     async def close(self) -> None:
         """Put to sleep what is awake and start nothing more; what the service does not do in time its nets do."""
         self._closed = True
-        for name in list(self._expiries):
-            self._stay(name)
+        self._disks.clear()
         closing = [sandbox.destroy(0.0) for sandbox in list(self._live.values())]
         if closing:
             await shielded(_gathered(closing), CLOSE_SECONDS)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.errors import RunnerError
-from runner.rules.daytona import Call, Failure
+from runner.rules.daytona import Call, Failure, trouble
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
@@ -91,6 +91,9 @@ class DaytonaService:
 
     Args:
         api_url, api_key, target: all given, for what is missing the SDK reads from ``.env`` in the working directory.
+
+    Attributes:
+        trouble: why nothing is to be had from the service, as its last answer showed; None when all is well.
     """
 
     def __init__(self, api_url: str, api_key: str, target: str) -> None:
@@ -98,6 +101,7 @@ class DaytonaService:
         config = self._sdk.DaytonaConfig(api_url=api_url, api_key=api_key, target=target)
         self._client: AsyncDaytona = self._sdk.AsyncDaytona(config)
         self._boxes: dict[str, AsyncSandbox] = {}
+        self.trouble: str | None = None
 
     async def close(self) -> None:
         """Close the client."""
@@ -246,12 +250,15 @@ class DaytonaService:
 
     async def _call(self, call: Call, work: Awaitable[T]) -> T:
         try:
-            return await work
+            result = await work
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
                 raise
+            self.trouble = trouble(failure)
             raise CallFailed(call, failure) from error
+        self.trouble = None
+        return result
 
     def _found(self, box: AsyncSandbox) -> Found:
         self._boxes[box.id] = box

@@ -11,6 +11,8 @@ from runner.sandbox.daytona.service import Plan
 from runner.sandbox.port import SandboxSpec
 
 STORE_LABEL: Final = "acp-runner-store"
+PROJECT_LABEL: Final = "acp-runner-project"
+SESSION_LABEL: Final = "acp-runner-session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def plan_of(
     labels = {
         STORE_LABEL: store_id,
         "acp-runner-replica": replica_id,
-        "acp-runner-project": spec.project,
-        "acp-runner-session": spec.session_id,
+        PROJECT_LABEL: spec.project,
+        SESSION_LABEL: spec.session_id,
     }
     return Plan(
         name=name,
