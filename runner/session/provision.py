@@ -171,7 +171,7 @@ class Provisioner:
                 text = f"The sandbox did not start within {seconds:g} s."
                 raise RunnerError("sandbox_start_failed", text) from None
             raise
-        redactor = Redactor(masked)
+        redactor, steps = Redactor(masked), ["initialize"]
         try:
             connection = AgentConnection(
                 sandbox.transport,
@@ -181,11 +181,14 @@ class Provisioner:
             )
             try:
                 async with asyncio.timeout_at(spec.deadline):
-                    opened = await self._handshake(sandbox, connection, effective, redactor, known, spec.deadline)
+                    opened = await self._handshake(
+                        sandbox, connection, effective, redactor, known, spec.deadline, steps
+                    )
+                    steps.append("session/set_mode")
                     return await self._seated(seat, sandbox, connection, effective, opened)
             except TimeoutError:
-                text = f"The agent did not finish its start within {seconds:g} s.{connection.last_words()}"
-                raise RunnerError("harness_unresponsive", text) from None
+                text = f"The agent did not finish its start within {seconds:g} s: no answer to {steps[-1]}."
+                raise RunnerError("harness_unresponsive", text + connection.last_words()) from None
         except BaseException as error:
             await _undone(undo(sandbox, _verdict(error)))
             raise
@@ -227,9 +230,12 @@ class Provisioner:
         redactor: Redactor,
         known: AgentSession | None,
         deadline: float,
+        steps: list[str],
     ) -> Opened:
+        """``steps`` ends with what the agent was asked last."""
         try:
             info = await connection.initialize(seconds=max(0.0, deadline - self._clock.monotonic()))
+            steps.append("session/new" if known is None else "the request to open its session")
             return await open_agent_session(
                 connection,
                 info,

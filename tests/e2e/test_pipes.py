@@ -211,7 +211,7 @@ async def test_nothing_of_the_servers_environment_is_in_a_cell(serve: Serve, tmp
 
 
 async def test_a_start_has_a_deadline_and_a_reason(serve: Serve, tmp_path: Path) -> None:
-    """Cases L6 and E9: alive but silent, or talking something else; what it said is told, nobody is left."""
+    """Cases C14, L6 and E9: alive but silent, or talking something else; the step and what it said are told."""
     server = serve(instead={"[acp]": "[acp]\nstart_seconds = 3"})
     silent = AgentScript(tmp_path, "silent", ignore_signals=("TERM",), stay=True).on_initialize()
     babbling = AgentScript(tmp_path, "babbling", stay=True)
@@ -219,7 +219,12 @@ async def test_a_start_has_a_deadline_and_a_reason(serve: Serve, tmp_path: Path)
     late = AgentScript(tmp_path, "late").on_new()
     async with server.client() as client:
         talk = scripted_talk(server, client, "s", silent)
-        for script, words in ((silent, "3 s"), (babbling, "Please log in"), (late, "3 s")):
+        told = (
+            (silent, "3 s: no answer to initialize"),
+            (babbling, "Please log in"),
+            (late, "no answer to session/new"),
+        )
+        for script, words in told:
             code, message = failed(await talk.prompt(env=script.env))
             assert code == "harness_unresponsive"
             assert words in message

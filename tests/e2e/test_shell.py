@@ -102,6 +102,26 @@ async def test_its_time_and_its_output_are_bounded(scripted: Scripted, client: C
     assert len(texts(script, 1)[0]) < 70_000
 
 
+async def test_one_that_never_returns_is_ended_and_one_that_reads_gets_the_end_at_once(
+    scripted: Scripted, client: Client
+) -> None:
+    """Case I5: no command waits for input, a heredoc and children that stay hold nobody up, the agent stays."""
+    talk, script = scripted()
+    agent = await started(talk, script)
+    for command, output in (
+        ("cat; read line; echo read $?", "read 1\n"),
+        ("cat <<END\nheredoc\nEND", "heredoc\n"),
+        ("sleep 600 & (sleep 600 &) ; echo left", "left\n"),
+    ):
+        reply = await client.shell(talk.session, command, timeout_seconds=SECONDS)
+        assert (reply["output"], reply.get("timed_out")) == (output, None), command
+    before = talk.server.processes(talk.session)
+    reply = await client.shell(talk.session, "trap '' TERM INT HUP; sleep 600 & wait; sleep 600", timeout_seconds=1)
+    assert (reply["exit_code"], reply["timed_out"]) == (None, True)
+    assert talk.server.processes(talk.session) == before
+    assert await talk.agent_pid() == agent
+
+
 async def test_a_secret_is_masked_in_its_output(serve: Serve, tmp_path: Path) -> None:
     """Case K2."""
     script = AgentScript(tmp_path, "s")
