@@ -59,6 +59,7 @@ class RemoteTransport:
         self._eof_held = False
         self._eof_told = False
         self._full = False
+        self._owed = False
         self._stdin_closed = False
         self._over = False
         self._exit: ExitInfo | None = None
@@ -98,7 +99,7 @@ class RemoteTransport:
             raise ConnectionError("the agent's stdin is closed")
         self._link.send_stream(data)
         self.connection.flush()
-        self._full = self._full or self.unsent > self._high
+        self._full, self._owed = self._full or self.unsent > self._high, True
         return not self._full
 
     @property
@@ -155,8 +156,9 @@ class RemoteTransport:
             self._end(int(payload), "the sandbox's init is gone")
 
     def _acked(self) -> None:
-        if self._full and self.unsent <= self._low:
-            self._full = False
+        taken = self._owed and not self.unsent
+        if taken or (self._full and self.unsent <= self._low):
+            self._full, self._owed = False, not taken
             if self._receiver is not None:
                 self._receiver.writable()
 

@@ -48,7 +48,7 @@ class Receiver(Protocol):
         ...
 
     def writable(self) -> None:
-        """The transport's buffer drained below its low mark after ``send`` had reported it full."""
+        """The buffer drained below its low mark after ``send`` had reported it full, or all of it is taken."""
         ...
 
 
