@@ -202,10 +202,10 @@ def main() -> None:
         figures |= bench_worker.measure()
         gates |= bench_worker.GATES
     if "sandbox" in asked.section:
-        from scripts import bench_sandbox
+        from scripts import bench_sandbox, bench_stops
 
-        figures |= bench_sandbox.measure()
-        gates |= bench_sandbox.GATES
+        figures |= bench_sandbox.measure() | bench_stops.measure()
+        gates |= bench_sandbox.GATES | bench_stops.GATES
     print(json.dumps(figures) if asked.json else table(figures, gates))
 
 
