@@ -27,6 +27,8 @@ SHELL_SECONDS: Final = 120.0
 """How long a command may run when the caller does not say."""
 COPY_SECONDS: Final = 60.0
 """How long a server may copy a workspace."""
+FILE_SECONDS: Final = 120.0
+"""How long a file may take; a sandbox that sleeps is woken for it."""
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 
 
@@ -145,6 +147,30 @@ class Client:
         body = _given(command=command, timeout_seconds=timeout_seconds)
         seconds = self._read_seconds + (timeout_seconds or SHELL_SECONDS)
         return await self._call("POST", f"/v1/sessions/{_id(session)}/shell", body, seconds=seconds)
+
+    async def read_file(self, session: str, path: str) -> bytes:
+        """A file of the session's workspace."""
+        async with self._request("GET", _file(session, path), None, None, None, total=FILE_SECONDS) as response:
+            content = await response.read()
+            if response.status != 200:
+                raise _refusal(response.status, content)
+            return content
+
+    async def write_file(
+        self, session: str, path: str, data: bytes, *, if_match: str | None = None, if_none_match: str | None = None
+    ) -> dict[str, Any]:
+        """Put a file into the session's workspace: ``{path, size, etag, created}``; status 412 when it is another."""
+        headers = {"If-Match": if_match, "If-None-Match": if_none_match}
+        given = {name: value for name, value in headers.items() if value is not None}
+        path = _file(session, path)
+        return await self._call("PUT", path, data, headers=given, seconds=FILE_SECONDS, accepted=(200, 201))
+
+    async def files(
+        self, session: str, path: str = "", *, limit: int | None = None, cursor: str | None = None
+    ) -> dict[str, Any]:
+        """A page of a folder of the session's workspace: ``{path, items, next_cursor}``."""
+        query = _given(path=path or None, limit=limit, cursor=cursor)
+        return await self._call("GET", f"/v1/sessions/{_id(session)}/files", query=query, seconds=FILE_SECONDS)
 
     async def kill(self, session: str) -> dict[str, Any]:
         """Destroy the session's sandbox."""
@@ -295,14 +321,16 @@ class Client:
         import aiohttp
         from yarl import URL
 
-        given = {**(headers or {}), **({"Content-Type": "application/json"} if body is not None else {})}
+        raw = isinstance(body, bytes)
+        kind = {"Content-Type": "application/octet-stream" if raw else "application/json"} if body is not None else {}
+        given, packed = {**(headers or {}), **kind}, body if raw or body is None else orjson.dumps(body)
         silence = max(self._read_seconds, total or 0.0)
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS, sock_read=silence)
         try:
             async with session.request(
                 method,
                 URL(self.url + path + (f"?{urlencode(query)}" if query else ""), encoded=True),
-                data=None if body is None else BytesIO(orjson.dumps(body)),  # bytes above 1 MiB draw a warning
+                data=None if packed is None else BytesIO(packed),  # bytes above 1 MiB draw a warning
                 headers=given,
                 timeout=timeout,
                 allow_redirects=False,
@@ -337,6 +365,10 @@ def _refusal(status: int, content: bytes) -> ApiError:
 
 def _id(text: str) -> str:
     return quote(text, safe="")
+
+
+def _file(session: str, path: str) -> str:
+    return f"/v1/sessions/{_id(session)}/files/{quote(path)}"
 
 
 def _given(**fields: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from errno import EEXIST, ENOTEMPTY
 from pathlib import Path
 from typing import Final
 
-from runner.sandbox.workspace import MAX_DEPTH, open_directory
+from runner.sandbox.workspace import MAX_DEPTH, open_directory, open_existing
 
 COPY_ENTRIES: Final = 100_000
 COPY_BYTES: Final = 1024 * 1024 * 1024
@@ -64,7 +64,7 @@ def copy_tree(base: Path, source: Sequence[str], target: Sequence[str], budget: 
     """
     *folders, name = target
     try:
-        inside = _open_existing(base, source)
+        inside = open_existing(base, source)
     except FileNotFoundError:
         return False
     try:
@@ -76,17 +76,6 @@ def copy_tree(base: Path, source: Sequence[str], target: Sequence[str], budget: 
     finally:
         os.close(inside)
     return True
-
-
-def _open_existing(base: Path, parts: Sequence[str]) -> int:
-    fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in parts:
-        try:
-            inner = os.open(part, _DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd
 
 
 def _copied(inside: int, above: int, name: str, budget: Budget) -> None:

@@ -19,6 +19,7 @@ from runner.sandbox.confining import Confining
 from runner.sandbox.copying import COPY_SECONDS, Budget, TooMuch, copy_tree
 from runner.sandbox.init_process import spawn_init
 from runner.sandbox.isolation import NOTHING, Isolation, write_accounts
+from runner.sandbox.local_files import LocalFiles
 from runner.sandbox.local_sandbox import Bounds, LocalSandbox
 from runner.sandbox.namespace import children
 from runner.sandbox.port import Condition, Copied, Disk, Paths, SandboxSpec
@@ -182,6 +183,11 @@ class LocalProvider:
         except TimeoutError:
             log.warning("the disk did not tell the home of session %s in time", session_id)
             return None
+
+    def files(self, project: str, session_id: str, workspace_path: Path | None) -> LocalFiles:
+        """See ``port.Provider.files``."""
+        workspace = self.paths(project, session_id, workspace_path).workspace
+        return LocalFiles(self._state_dir, workspace, own=workspace_path is None)
 
     async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
         """See ``port.Provider.copy_workspace``: at most 1 GiB, 100,000 entries, one minute."""

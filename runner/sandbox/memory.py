@@ -12,6 +12,8 @@ from runner.acp.memory import MemoryAgent, MemoryTransport
 from runner.acp.transport import ExitInfo
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.rules.files import file_names
+from runner.sandbox.memory_files import ByNames, MemoryFiles
 from runner.sandbox.port import OUTPUT_BYTES, Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.sandbox.workspace import check_files
 from runner.tasks import Tasks
@@ -264,6 +266,7 @@ class MemoryProvider:
         self._capacity = capacity
         self._live: dict[str, MemorySandbox] = {}
         self._homes: dict[tuple[str, str], str] = {}
+        self._disks: dict[object, ByNames] = {}
         self._closed = False
 
     @property
@@ -312,6 +315,8 @@ class MemoryProvider:
         sandbox = MemorySandbox(spec, paths, pid, self.body, self.faults, self._forget)
         self.started.append(sandbox)
         self._homes.setdefault((spec.project, spec.session_id), f"home-{pid}")
+        disk = self._disk(spec.project, spec.session_id, spec.workspace_path)
+        disk.update((file_names(path), data) for path, data in spec.workspace_files.items())
         self._live[spec.seat_id] = sandbox
         return sandbox
 
@@ -331,12 +336,25 @@ class MemoryProvider:
         return self._homes.get((project, session_id))
 
     async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
-        """See ``port.Provider.copy_workspace``: there are no files, only sessions that had a sandbox."""
-        return "copied" if (project, session_id) in self._homes else "none"
+        """See ``port.Provider.copy_workspace``."""
+        if (project, session_id) not in self._homes and not self._disk(project, session_id, None):
+            return "none"
+        target = self._disk(project, to, None)
+        if not target:
+            target.update(self._disk(project, session_id, None))
+        return "copied"
+
+    def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
+        """See ``port.Provider.files``."""
+        return MemoryFiles(self._disk(project, session_id, workspace_path))
+
+    def _disk(self, project: str, session_id: str, workspace_path: Path | None) -> ByNames:
+        return self._disks.setdefault(workspace_path or (project, session_id), {})
 
     async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         """See ``port.Provider.remove``."""
         self._homes.pop((project, session_id), None)
+        self._disk(project, session_id, None).clear()
         self.removed.append((project, session_id))
 
     async def close(self) -> None:

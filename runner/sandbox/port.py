@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from runner.acp.transport import Transport
+from runner.rules.files import ALWAYS, Content, Listing, Precondition, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,31 @@ class Mark(Protocol):
         ...
 
 
+class Files(Protocol):
+    """The files of one session's workspace, whether a sandbox runs, is busy, is parked or sleeps.
+
+    Nothing outside the workspace is reached, through whatever links; sockets, pipes and devices are never opened. All
+    raise ``RunnerError``: ``not_found``, ``invalid_request`` naming ``path`` (something else is there, or a link leads
+    out), ``forbidden`` (the system does not permit it), ``session_starting`` (a remote sandbox cannot be had now),
+    ``runner_at_capacity`` (there is no room to wake it), ``sandbox_lost``, ``internal`` (the disk refuses).
+    """
+
+    async def read(self, path: str, most: int) -> Content:
+        """A file's content, whole. Also raises ``too_large``: it has more than ``most`` bytes."""
+        ...
+
+    async def write(self, path: str, data: bytes, condition: Precondition = ALWAYS) -> Written | None:
+        """Put a file in place in one step, with the folders that it needs; None when the condition does not hold.
+
+        What it replaces gives it its mode and owner. Cancelling the call may leave the file written.
+        """
+        ...
+
+    async def list(self, path: str, after: bytes, limit: int) -> Listing:
+        """What is in a folder (``""``: the workspace), behind the name ``after``; empty before the first start."""
+        ...
+
+
 class Provider(Protocol):
     """Makes sandboxes. All deadlines are loop times, all methods are cancellable without leaving anything behind."""
 
@@ -228,6 +254,14 @@ class Provider(Protocol):
         """What tells the session's private home from any other one, wherever it lies; None while there is none.
 
         An agent session that was kept in a home can only be loaded from that home (case M6).
+        """
+        ...
+
+    def files(self, project: str, session_id: str, workspace_path: Path | None) -> Files:
+        """The files of the session's workspace; ``workspace_path`` as in ``paths``.
+
+        Raises:
+            RunnerError: ``invalid_request`` for ids or a path that are none of this provider's.
         """
         ...
 

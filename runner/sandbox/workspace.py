@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.rules.files import MAX_DEPTH as MAX_DEPTH
+from runner.rules.files import names_of
 from runner.sandbox.mounts import mounted_below
 
 MAX_FILES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
-MAX_PATH: Final = 1024
-MAX_DEPTH: Final = 64
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY: Final = (EISDIR, ELOOP, ENOTDIR)
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,12 +29,10 @@ def parts_of(path: str) -> tuple[str, ...]:
     Raises:
         RunnerError: ``invalid_request`` for an absolute path, ``..``, an empty one, or one that is too long.
     """
-    parts = tuple(part for part in path.split("/") if part not in ("", "."))
-    if path.startswith("/") or ".." in parts or not parts or path.endswith("/") or "\0" in path:
-        raise _refused(path, "it must be a relative path of a file, without “..”")
-    if len(path.encode("utf-8", "surrogatepass")) > MAX_PATH or len(parts) > MAX_DEPTH:
-        raise _refused(path[:100], f"it is longer than {MAX_PATH} bytes or deeper than {MAX_DEPTH} folders")
-    return parts
+    found = names_of(path)
+    if isinstance(found, str):
+        raise _refused(path[:100], found)
+    return found
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
@@ -56,6 +54,15 @@ def open_directory(base: Path, parts: Sequence[str], mode: int = 0o700) -> int:
         OSError: a part is a symlink or no directory, or cannot be made.
     """
     return _descend(base, parts, mode)
+
+
+def open_existing(base: Path, parts: Sequence[str]) -> int:
+    """Open ``base/parts…``; the caller closes the descriptor.
+
+    Raises:
+        OSError: a part is missing, a symlink or no directory.
+    """
+    return _descend(base, parts, None)
 
 
 def _descend(base: Path, parts: Sequence[str], mode: int | None) -> int:

@@ -68,7 +68,7 @@ def build_app(
     app[CONTEXT] = Context(sessions, settings.server, gate, clock or SystemClock(), metrics or Metrics())
     app[CONTEXT].metrics.read_by(lambda: [Sample(STREAMS_OPEN, len(app[CONTEXT].streams))])
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler, expect_handler=expect)
+        app.router.add_route(route.method, route.pattern, route.handler, expect_handler=expect)
     app.on_shutdown.append(_end_streams)
     app.on_cleanup.append(_end_commands)
     return app

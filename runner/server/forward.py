@@ -39,6 +39,9 @@ FOLLOWS: Final = "readEvents"
 # What the shared store tells as well, but for the last moments of an owner that does not answer.
 STORED: Final = frozenset({"readEvents", "listRecords", "exportSession"})
 STORED_SECONDS: Final = 2.0
+# They lie with a runner; a remote sandbox may have to be woken for them.
+FILES: Final = frozenset({"listFiles", "readFile", "probeFile", "writeFile"})
+FILES_SECONDS: Final = 60.0
 _NAME_OF: Final = {route.handler: route.name for route in ROUTES}
 MAYBE_TAKEN: Final = (
     "The replica that holds this session went away while it worked on this request, which it may have taken. "
@@ -114,7 +117,8 @@ class Forwarder:
         raise RunnerError("plane_unavailable", "Owner after owner of this session went away. Try again.", retry_after=1)
 
     def _runs_nothing(self, request: web.Request) -> bool:
-        return self._place is not None and request.method not in ("GET", "HEAD")
+        read = request.method in ("GET", "HEAD") and _name(request) not in FILES
+        return self._place is not None and not read
 
     async def _placed(
         self, request: web.Request, project: str, session_id: str, failed: Mapping[str, RunnerError | None]
@@ -133,13 +137,14 @@ class Forwarder:
             return owner is None or owner.replica_id == target.replica_id
 
         body = await read_body(request) if request.body_exists else b""
-        headers, patience = headers_up(request), STORED_SECONDS if _is_stored(request) else None
+        headers, files = headers_up(request), _name(request) in FILES
+        patience = STORED_SECONDS if _is_stored(request) else FILES_SECONDS if files else None
         try:
             asked = await self._peers.ask(
                 target, request.method, path_of(request), headers, body=body, still=still, patience=patience
             )
         except Broken:
-            once = _NAME_OF.get(request.match_info.handler) == ONCE
+            once = _name(request) == ONCE
             return problem_answer(RunnerError("delivery_unknown", MAYBE_RUN) if once else _maybe_taken(target))
         if asked.status in (409, 429):
             return await _refusal(asked, target)
@@ -202,13 +207,17 @@ def _abort(request: web.Request) -> None:
         request.transport.abort()
 
 
+def _name(request: web.Request) -> str | None:
+    return _NAME_OF.get(request.match_info.handler)
+
+
 def _is_stored(request: web.Request) -> bool:
-    return _NAME_OF.get(request.match_info.handler) in STORED
+    return _name(request) in STORED
 
 
 def _concerned(request: web.Request) -> bool:
     """Whether a request belongs to one session and to whoever holds it."""
-    name = _NAME_OF.get(request.match_info.handler)
+    name = _name(request)
     if name is None or name in STAYS or not valid_id(request.match_info.get("session_id", "")):
         return False
     return not (name == FOLLOWS and request.query.get("follow") in ("1", "true"))

@@ -25,6 +25,7 @@ _ERRORS: Final = {
     404: "Not found.",
     409: "In conflict with what runs or was decided.",
     410: "It has ended.",
+    412: "If-Match or If-None-Match does not hold.",
     413: "The request is too large.",
     422: "The harness or recipe is not known or not installed.",
     429: "No capacity; see Retry-After.",
@@ -75,7 +76,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:
-        content = {"application/json": {"schema": _schema(route.body, schemas)}}
+        form, schema = "application/json", {} if route.body is bytes else _schema(route.body, schemas)
+        content = {"*/*" if route.body is bytes else form: {"schema": schema}}
         operation["requestBody"] = {"required": route.body_required, "content": content}
     return operation
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiohttp import web
-
 from runner.rules.feed import POSITION_TEXT
-from runner.server import events, exposition, histories, interactions, ops, prompts, quarantine, sessions, turns
+from runner.server import events, exposition, files, histories, interactions, ops, prompts, quarantine, sessions, turns
 from runner.server.exposition import TEXT_FORMS
+from runner.server.route import ANY as ANY
+from runner.server.route import OPEN as OPEN
+from runner.server.route import Answer as Answer
+from runner.server.route import Handler as Handler
+from runner.server.route import Route as Route
 from runner.wire import views
 from runner.wire.fields import CURSOR_TEXT
 from runner.wire.models import ID_TEXT, AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-OPEN: Final = "open"
-ANY: Final = "any"
 
 _CURSOR: Final = {"type": "string", "pattern": CURSOR_TEXT}
 _POSITION: Final = {"type": "string", "pattern": POSITION_TEXT}
@@ -33,46 +30,19 @@ PATH_PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "prompt_id": _ID,
     "command_id": _ID,
     "call": {"type": "string"},
+    "path": {"type": "string", "minLength": 1, "maxLength": 512},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A successful answer: its shape, and whether it also comes as a stream of ``views.Line``.
-
-    ``lines``: what each line is of an answer that comes as JSON lines only; ``text_forms``: types of one that is text.
-    """
-
-    text: str
-    shape: Any = None
-    stream: bool = False
-    json: bool = True
-    lines: Any = None
-    text_forms: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One operation. ``scope`` is what its token needs: ``open`` no token, ``any`` any token."""
-
-    method: str
-    path: str
-    handler: Handler
-    scope: str
-    name: str
-    summary: str
-    answers: dict[int, Answer]
-    errors: tuple[int, ...] = ()
-    body: Any = None
-    body_required: bool = True
-    query: dict[str, dict[str, Any]] = field(default_factory=dict)
-    headers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 _SESSION: Final = "/v1/sessions/{session_id}"
 _COMMAND: Final = {
     200: Answer("Nothing is left to do, or the settled outcome.", views.CommandReply),
     202: Answer("The turn is stopping.", views.CommandReply),
+}
+
+_FILE: Final = {
+    200: Answer("The file; its type is guessed by its name.", json=False, text_forms=("*/*",)),
+    304: Answer("It is the one that is known.", json=False),
 }
 
 # The hot route comes first: the router tries routes of one prefix in this order.
@@ -148,6 +118,51 @@ ROUTES: Final[tuple[Route, ...]] = (
         {200: Answer("What the command came to.", views.ShellResult)},
         (409, 410, 413, 422, 429, 503),
         body=ShellRequest,
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/files",
+        files.list_files,
+        "read",
+        "listFiles",
+        "What is in a folder of the workspace.",
+        {200: Answer("Its entries, in the order of their names.", views.FileList)},
+        (404, 409, 410, 429, 503),
+        query={"path": {"type": "string", "maxLength": 512}, "limit": _LIMIT, "cursor": _PAGE},
+    ),
+    Route(
+        "GET",
+        f"{_SESSION}/files/{{path}}",
+        files.get_file,
+        "read",
+        "readFile",
+        "A file of the workspace.",
+        _FILE,
+        (404, 409, 410, 413, 429, 503),
+        headers={"If-None-Match": {"type": "string"}},
+    ),
+    Route(
+        "HEAD",
+        f"{_SESSION}/files/{{path}}",
+        files.head_file,
+        "read",
+        "probeFile",
+        "As GET, without the content.",
+        _FILE,
+        (404, 409, 410, 413, 429, 503),
+        headers={"If-None-Match": {"type": "string"}},
+    ),
+    Route(
+        "PUT",
+        f"{_SESSION}/files/{{path}}",
+        files.put_file,
+        "dispatch",
+        "writeFile",
+        "Put a file into the workspace, with the folders that it needs.",
+        {200: Answer("It was replaced.", views.FileWritten), 201: Answer("It is new.", views.FileWritten)},
+        (404, 409, 410, 412, 413, 429, 503),
+        body=bytes,
+        headers={"If-Match": {"type": "string"}, "If-None-Match": {"type": "string"}},
     ),
     Route(
         "GET",

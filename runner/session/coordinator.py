@@ -19,6 +19,7 @@ from runner.session.dispatching import Dispatching
 from runner.session.expiry import Expiry
 from runner.session.export import Export
 from runner.session.feed import Feeds
+from runner.session.files import SessionFiles
 from runner.session.fork import fork
 from runner.session.history import HistoryReader, cursor_of, record_view
 from runner.session.outlets import WATCH, Outlets
@@ -50,6 +51,7 @@ class Coordinator:
         self._facts = facts
         self._chains = PausedChains(services, self._start)
         self.commands = Commands(services, registry, self._start)
+        self.files = SessionFiles(services, registry)
         self.expiry = Expiry(services, registry, self._chains)
         self._runs: dict[str, tuple[TurnRun, asyncio.Task[None]]] = {}
         self._dispatching = Dispatching(services, registry, self._start, self._refusal, self._runs.__contains__)

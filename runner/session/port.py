@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runner.errors import RunnerError
+from runner.rules.files import Content, Precondition, Written
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ForkRequest, ShellRequest
 
 
@@ -84,11 +85,38 @@ class Reply:
     body: dict[str, Any]
 
 
+class Files(Protocol):
+    """The files of sessions' workspaces.
+
+    Beside what ``sandbox.port.Files`` raises: ``session_starting``: the sandbox of a turn is being started (case L5);
+    ``forbidden``: the workspace is a directory of the host, and the caller lacks the scope ``operate``.
+    """
+
+    async def read(self, caller: Caller, session_id: str, path: str) -> Content:
+        """A file, whole."""
+        ...
+
+    async def write(
+        self, caller: Caller, session_id: str, path: str, data: bytes, condition: Precondition
+    ) -> Written | None:
+        """Put a file in place; None when the condition does not hold. Two writes of a session never overlap."""
+        ...
+
+    async def list(self, caller: Caller, session_id: str, path: str, limit: int, cursor: str | None) -> dict[str, Any]:
+        """``{path, items, next_cursor}`` of a folder."""
+        ...
+
+
 class Sessions(Protocol):
     """Every method takes the caller's project as its scope; an unknown session of it is ``not_found``.
 
     Ids are validated here again; a foreign project's session is never seen.
     """
+
+    @property
+    def files(self) -> Files:
+        """The files of their workspaces."""
+        ...
 
     def has_capacity(self) -> bool:
         """Whether another turn may be dispatched (``[server] max_turns``): asked before the body is read."""

@@ -88,9 +88,14 @@ class Provisioner:
                     field = f"{table}.{name}"
                     raise RunnerError("invalid_request", f"{field}: this variable is the sandbox's own.", field=field)
         if effective.workspace_path is not None:
-            self._check_path(Path(effective.workspace_path), caller)
+            self.check_path(Path(effective.workspace_path), caller)
 
-    def _check_path(self, path: Path, caller: Caller) -> None:
+    def check_path(self, path: Path, caller: Caller) -> None:
+        """Refuse a directory of the host that the caller may not use, or that is none.
+
+        Raises:
+            RunnerError: ``forbidden``, ``invalid_request``.
+        """
         if "operate" not in caller.scopes:
             raise RunnerError("forbidden", "workspace.path: needs the scope operate.", field="workspace.path")
         real = path.resolve()

@@ -266,6 +266,37 @@ class ExportLine(TypedDict):
     missing: NotRequired[list[Literal["begin", "records", "ending"]]]
 
 
+class FileEntry(TypedDict):
+    """What is in a folder; ``size`` in bytes, of files only; ``target``: what a link says.
+
+    A name that is no UTF-8 is shown with U+FFFD, and cannot be asked for.
+    """
+
+    name: str
+    path: str
+    type: Literal["file", "folder", "link", "other"]
+    size: int | None
+    modified_at: str
+    target: NotRequired[str]
+
+
+class FileList(TypedDict):
+    """A page of a folder of the workspace."""
+
+    path: str
+    items: list[FileEntry]
+    next_cursor: str | None
+
+
+class FileWritten(TypedDict):
+    """A file that was put in place."""
+
+    path: str
+    size: int
+    etag: str
+    created: bool
+
+
 @with_config(_OPEN)
 class Forked(TypedDict):
     """A new session that has another one's history up to a cursor.

@@ -81,7 +81,7 @@ def test_the_page_of_the_api_lists_the_routes_that_are_built() -> None:
         (method, re.sub(r"\{(.)id\}", lambda short: f"{{{LONG[short[1]]}_id}}", path.split("?")[0]))
         for line in page.splitlines()
         if line.startswith("| `")
-        for method, path in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`\s]*)`", line)
+        for method, path in re.findall(r"`(GET|HEAD|POST|PUT|DELETE) (/[^`\s]*)`", line)
     }
     assert listed == {(route.method, route.path) for route in ROUTES}
 

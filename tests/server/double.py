@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from runner.errors import RunnerError, turn_in_use
+from runner.rules.files import MAX_FILE_BYTES, Content, Precondition, Written, decode_cursor
+from runner.sandbox.memory_files import MemoryFiles
 from runner.server.auth import ALL_BUT_RUNNER, AccessToken
 from runner.session.port import Caller, ReaderCut, ReaderEnded, Reply
 from runner.wire.codec import event_line, to_json
@@ -130,11 +132,39 @@ EXPORTED = (
 )
 
 
+class FakeFiles:
+    """The files of session ``s1``, and what was asked of them."""
+
+    def __init__(self, called: Callable[..., Awaitable[None]]) -> None:
+        self._called = called
+        self.disk: dict[tuple[str, ...], bytes] = {("a.txt",): b"hello"}
+        self._files = MemoryFiles(self.disk)
+
+    async def read(self, caller: Caller, session_id: str, path: str) -> Content:
+        await self._called("read", caller, session_id, path)
+        return await self._files.read(path, MAX_FILE_BYTES)
+
+    async def write(
+        self, caller: Caller, session_id: str, path: str, data: bytes, condition: Precondition
+    ) -> Written | None:
+        await self._called("write", caller, session_id, (path, data, condition))
+        return await self._files.write(path, data, condition)
+
+    async def list(self, caller: Caller, session_id: str, path: str, limit: int, cursor: str | None) -> dict[str, Any]:
+        await self._called("list", caller, session_id, (path, limit, cursor))
+        found = await self._files.list(path, decode_cursor(cursor), limit)
+        items = [
+            {"name": e.name, "path": e.name, "type": e.kind, "size": e.size, "modified_at": AT} for e in found.entries
+        ]
+        return {"path": path, "items": items, "next_cursor": None}
+
+
 class FakeSessions:
     """Knows session ``s1`` of project ``default``; records every call as ``(name, project, session, argument)``."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.files = FakeFiles(self._called)
         self.capacity = True
         self.is_ready = True
         self.handles: list[FakeHandle] = []

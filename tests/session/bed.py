@@ -16,6 +16,7 @@ from runner.ids import Ids
 from runner.leases.live import LiveBus
 from runner.leases.port import ReplicaInfo
 from runner.metrics import Metrics
+from runner.sandbox.memory_files import ByNames, MemoryFiles
 from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from runner.session.port import Caller, PromptHandle, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
@@ -131,6 +132,7 @@ class FakeProvider:
     removed: list[tuple[str, str]] = field(default_factory=list)
     copied: list[tuple[str, str]] = field(default_factory=list)
     home: str | None = "home-1"
+    written: dict[str, ByNames] = field(default_factory=dict)
 
     def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
         return Paths(Path("/w"), Path("/h"), Path("/t"))
@@ -157,12 +159,16 @@ class FakeProvider:
     async def home_identity(self, project: str, session_id: str) -> str | None:
         return self.home
 
+    def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
+        return MemoryFiles(self.written.setdefault(session_id, {}))
+
     async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
         self.copied.append((session_id, to))
         return "copied"
 
     async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         self.removed.append((project, session_id))
+        self.written.pop(session_id, None)
 
     async def close(self) -> None:
         return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
+from runner.sandbox.memory_files import MemoryFiles
 from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from tests.session.bed import CountingIds
 from tests.simulation.agents import SimAgent
@@ -155,6 +156,9 @@ class SimProvider:
         """Homes lie on a disk: all replicas share it where they share a machine."""
         await self._chance.wait(0.0)
         return "home" if self._node.world.same_host else f"home-{self._node.name}"
+
+    def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
+        return MemoryFiles({})
 
     async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
         await self._chance.wait(0.0)

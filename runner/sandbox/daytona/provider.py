@@ -16,12 +16,14 @@ from runner.ids import valid_id
 from runner.rules.daytona import fits, judge, late_creation, start_code
 from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
 from runner.sandbox.daytona.disks import Disks
+from runner.sandbox.daytona.files import DaytonaFiles
 from runner.sandbox.daytona.leaving import Leaving
 from runner.sandbox.daytona.lifecycle import Lifecycle, Way
 from runner.sandbox.daytona.reaping import Asks, Reaped, look
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
 from runner.sandbox.daytona.terms import Terms, plan_of
 from runner.sandbox.daytona.vault import Vault
+from runner.sandbox.daytona.visits import Ground, Visits
 from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, SandboxSpec
 from runner.sandbox.remote import RemoteSandbox
 from runner.sandbox.workspace import check_files
@@ -77,6 +79,9 @@ class DaytonaProvider:
         self._seen: set[str] = set()
         self._tasks = Tasks("daytona")
         self._leaving = Leaving(self._tasks, self.service, self._down, self._forget, self._held.__contains__)
+        held, live, drop = self._held, self._live, self._disks.drop
+        ground = Ground(self.service, held, live, terms.capacity, self._up, self._down, drop, self._sleeps)
+        self._visits = Visits(ground, self._tasks, clock)
         self._closed = False
 
     # -- what it is --------------------------------------------------------------------------------------------------
@@ -99,7 +104,7 @@ class DaytonaProvider:
     @property
     def live(self) -> tuple[str, ...]:
         """Seats that hold a sandbox whose end is not proven, or whose start is under way."""
-        return tuple(self._held.values())
+        return tuple(seat for name, seat in self._held.items() if name not in self._visits)
 
     def disks(self) -> tuple[Disk, ...]:
         """See ``port.Provider.disks``."""
@@ -159,6 +164,7 @@ class DaytonaProvider:
             raise RunnerError("sandbox_start_failed", "The runner is shutting down.")
         if self._seconds(spec) == 0.0:
             raise RunnerError("sandbox_start_failed", "The sandbox did not start in time.")
+        way = Way(woken=await self._visits.make_way(name, self._seconds(spec)))
         if name in self._held:
             raise RunnerError("sandbox_start_failed", "The session's last sandbox is still being put to sleep.")
         if not fits(len(self._held), self._terms.capacity):
@@ -166,7 +172,6 @@ class DaytonaProvider:
         self._held[name] = spec.seat_id
         self._seen.add(name)
         self._disks.drop(name)
-        way = Way()
         # A creation under way is never cancelled: nobody would know whether it was done.
         work = self._tasks.spawn(f"start {name}", self._tried(spec, name, way))
         try:
@@ -259,6 +264,19 @@ class DaytonaProvider:
         self._let_go(spec.seat_id, name)
         self._sleeps(spec, name, known)
 
+    def files(self, project: str, session_id: str, workspace_path: Path | None) -> DaytonaFiles:
+        """See ``port.Provider.files``."""
+        self.paths(project, session_id, workspace_path)
+        spec, name = SandboxSpec(project, session_id, "", (), {}), self.sandbox_name(project, session_id)
+        return DaytonaFiles(self._visits, spec, name, self._terms.python)
+
+    async def _up(self, spec: SandboxSpec, name: str, deadline: float) -> Found:
+        lifecycle = Lifecycle(await self.service(), self._clock, self.counts, self.failures)
+        await self._leaving.wait(name, max(0.0, deadline - self._clock.monotonic()))
+        self._seen.add(name)
+        plan = plan_of(self._terms, spec, name, {}, self._store_id, self._replica_id)
+        return await lifecycle.bring_up(plan, deadline, Way())
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     async def _ended(self, spec: SandboxSpec, name: str) -> Gone:
@@ -349,8 +367,7 @@ class DaytonaProvider:
         self._closed = True
         self._disks.clear()
         closing = [sandbox.destroy(0.0) for sandbox in list(self._live.values())]
-        if closing:
-            await shielded(_gathered(closing), CLOSE_SECONDS)
+        await shielded(_gathered([*closing, self._visits.close()]), CLOSE_SECONDS)
         if self._opening is not None and self._opening.done() and self._opening.exception() is None:
             undoing = [task for task in self._tasks.names if ":undo " in task or ":remove " in task]
             if undoing:
@@ -365,7 +382,7 @@ async def _waited(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task}, timeout=UNDO_SECONDS)
 
 
-async def _gathered(work: Iterable[Awaitable[Gone]]) -> None:
+async def _gathered(work: Iterable[Awaitable[object]]) -> None:
     await asyncio.gather(*work, return_exceptions=True)
 
 

@@ -182,6 +182,14 @@ class DaytonaService:
         uploads = [self._sdk.FileUpload(source=content, destination=path) for path, content in files.items()]
         await self._on(identity, "read", lambda box: box.fs.upload_files(uploads, timeout=max(1, int(seconds))))
 
+    async def download(self, identity: str, path: str, seconds: float) -> bytes:
+        """A file by its absolute path, whole."""
+        return bytes(await self._on(identity, "read", lambda box: box.fs.download_file(path, max(1, int(seconds)))))
+
+    async def discard(self, identity: str, path: str) -> None:
+        """Delete a file."""
+        await self._on(identity, "read", lambda box: box.fs.delete_file(path, request_timeout=READ_SECONDS))
+
     async def execute(self, identity: str, command: str, seconds: float) -> tuple[int, str]:
         """Run a shell command to its end: exit code, and stdout with stderr."""
         done = await self._on(identity, "exec", lambda box: box.process.exec(command, timeout=max(1, int(seconds))))
