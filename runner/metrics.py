@@ -157,6 +157,18 @@ LIVE_FILE_FAILING: Final = Family(
 
 TOKENS: Final = Family("acp_runner_tokens_total", "counter", "Tokens as agents report them.", (PROJECT, "kind"))
 COST: Final = Family("acp_runner_cost_total", "counter", "Cost as agents report it.", (PROJECT, "currency"))
+MODEL_REQUESTS: Final = Family(
+    "acp_runner_model_requests_total",
+    "counter",
+    "Model requests that came by the credential proxy.",
+    ("harness", "result"),
+)
+MODEL_TOKENS: Final = Family(
+    "acp_runner_model_tokens_total",
+    "counter",
+    "Tokens as models count them in answers that went through the credential proxy.",
+    (PROJECT, "harness", "kind"),
+)
 SANDBOX_SECONDS: Final = Family(
     "acp_runner_sandbox_seconds_total", "counter", "Life of sandboxes, in turns and kept warm.", (PROJECT, "use")
 )

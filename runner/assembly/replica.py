@@ -37,6 +37,7 @@ from runner.sandbox.port import Provider
 from runner.sandbox.statelock import is_free, lock_of
 from runner.session import counting
 from runner.session.coordinator import Coordinator
+from runner.session.keys import KeyBook
 from runner.session.logins import Logins
 from runner.session.mirror import Mirrors
 from runner.session.missing_endings import MissingEndings
@@ -126,6 +127,7 @@ async def build(
     live_dir: Path | None = None,
     isolation: Isolation | None = None,
     metrics: Metrics | None = None,
+    keys: KeyBook | None = None,
 ) -> Replica:
     """A replica that is ready to admit turns.
 
@@ -135,7 +137,7 @@ async def build(
         proven_dead: whether another replica is provably gone; None looks at lock files of this machine.
         live: what followers at other replicas see by; None: they ask this one over HTTP.
         live_dir: where what is shown survives a kill of the process; None: nowhere.
-        isolation: of local cells; None: what the settings ask for.
+        isolation, keys: of local cells, and those that stay out of them; None: what the settings ask for, and no key.
         metrics: counts; those of the store, where somebody reads them.
     """
     clock, metrics = clock or SystemClock(), metrics or Metrics()
@@ -146,7 +148,7 @@ async def build(
     if not plane.shared:
         counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
     tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
-    provisioner = _provisioner(settings, state_dir, providers, clock, tasks)
+    provisioner = _provisioner(settings, state_dir, providers, clock, tasks, keys)
     pool = Pool(_book(settings, stories), clock, calls.seat_removed, provisioner.logins.give_back, providers)
     file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir else None
     registry = Registry(store, clock, tasks, pool, settings, shared=plane.shared, on_stale=calls.stale, live_file=file)
@@ -167,8 +169,7 @@ async def build(
         owners=_owners(settings, state_dir, replica_id, plane, store, clock, registry, proven_dead, metrics),
         reload=registry.reload,
     )
-    calls.owners = services.owners
-    calls.coordinator = Coordinator(services, registry, lambda: facts(replica_id, provisioner, isolation))
+    calls.join(services.owners, Coordinator(services, registry, lambda: facts(replica_id, provisioner, isolation)))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=file)
     return await _take_part(replica, registry)
 
@@ -274,6 +275,9 @@ class _Calls:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
 
+    def join(self, owners: Owners, coordinator: Coordinator) -> None:
+        self.owners, self.coordinator = owners, coordinator
+
     def has_rivals(self) -> bool:
         return self.owners.rivals
 
@@ -326,7 +330,12 @@ def proven_by_lock(info: ReplicaInfo) -> bool:
 
 
 def _provisioner(
-    settings: Settings, state_dir: Path, providers: dict[str, Provider], clock: Clock, tasks: Tasks
+    settings: Settings,
+    state_dir: Path,
+    providers: dict[str, Provider],
+    clock: Clock,
+    tasks: Tasks,
+    keys: KeyBook | None,
 ) -> Provisioner:
     catalogue = Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir)
     return Provisioner(
@@ -337,6 +346,7 @@ def _provisioner(
         settings=settings,
         state_dir=state_dir,
         clock=clock,
+        keys=keys,
     )
 
 

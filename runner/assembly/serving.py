@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from runner.assembly import keys
 from runner.assembly.choices import Spooling, is_http, open_live, open_plane, open_store
 from runner.assembly.isolating import isolation_of, require, tell
 from runner.assembly.leftovers import LIVE
@@ -123,6 +124,7 @@ async def serve(
             live_dir=None if gateway else state_dir / LIVE,
             isolation=isolation,
             metrics=metrics,
+            keys=None if gateway else await keys.opened(settings, metrics, stack),
         )
         replicas.append(replica)
         stack.push_async_callback(replica.close)

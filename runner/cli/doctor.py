@@ -82,6 +82,7 @@ def examine(settings: Settings, directory: Path) -> list[Finding]:
         _writable(directory),
         _server(directory),
         _isolation(settings),
+        _keys(settings, directory),
         _npm(),
         *_plane(settings),
         *_store(settings),
@@ -169,6 +170,18 @@ def _isolation(settings: Settings) -> Finding:
     detail = f"{found.level}, network {found.network}, {limits}{f' ({found.why})' if found.why else ''}"
     fix = None if shutil.which("bwrap") else "apt-get install bubblewrap"
     return Finding("isolation", found.level == "cell", detail, fix, needed=False)
+
+
+def _keys(settings: Settings, directory: Path) -> Finding:
+    """Whether model keys stay outside of local sandboxes, and of which harnesses."""
+    from runner.harness.catalogue import Catalogue
+
+    if not settings.credentials.proxy:
+        return Finding("model keys", False, "they enter sandboxes", "set [credentials] proxy = true", needed=False)
+    known = Catalogue.build(settings.harness, directory, base_dir=settings.base_dir)
+    names = [name for name in known.names() if known.get(name).routes]
+    hosts = f"; they may also be sent to {', '.join(settings.credentials.hosts)}" if settings.credentials.hosts else ""
+    return Finding("model keys", True, f"kept out of local sandboxes of {', '.join(names)}{hosts}", needed=False)
 
 
 def _npm() -> Finding:

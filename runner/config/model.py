@@ -11,7 +11,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
@@ -19,6 +18,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from runner.config.credentials import Credentials, ProxiedKeys
+from runner.config.strict import STRICT
 from runner.ids import valid_id
 from runner.redaction import MASK, without_password
 from runner.resources import state_dir as state_dir
@@ -79,7 +80,7 @@ Size = Annotated[int, Field(gt=0)]
 class Section(BaseModel):
     """A table of the file; unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = STRICT
 
 
 class Server(Section):
@@ -292,6 +293,7 @@ class CustomHarness(Section):
     command: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
     env: dict[str, str] = {}
     pass_env: list[str] = []
+    keys: ProxiedKeys = []
     read: list[Path] = []
     write: list[Path] = []
     resume: Literal["none", "load", "resume"] = "none"
@@ -316,6 +318,7 @@ class Settings(BaseSettings):
     logins: Logins = Logins()
     daytona: Daytona = Daytona()
     secrets: dict[str, SecretStr] = {}
+    credentials: Credentials = Credentials()
     auth: Auth = Auth()
     harness: dict[Id, CustomHarness] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +56,7 @@ class Catalogue:
         base = (base_dir or Path.cwd()).absolute()
         own = os.environ if environ is None else environ
         custom = [custom_spec(name, given, base, own) for name, given in config_harnesses.items()]
-        return cls([*BUILT_IN, *custom], state_dir)
+        return cls([*(_with_base_urls(spec, own) for spec in BUILT_IN), *custom], state_dir)
 
     @property
     def state_dir(self) -> Path:
@@ -101,3 +102,9 @@ class Catalogue:
             RunnerError: ``harness_unknown``.
         """
         return self.get(name).availability(self._state_dir)
+
+
+def _with_base_urls(spec: HarnessSpec, environ: Mapping[str, str]) -> HarnessSpec:
+    """A built-in spec that knows which base URLs the runner's own environment has for its keys."""
+    names = [name for route in spec.routes for name in route.base_urls]
+    return replace(spec, operator={name: environ[name] for name in names if environ.get(name)})

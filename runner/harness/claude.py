@@ -19,6 +19,7 @@ from runner.harness.spec import (
     installed_directory,
     installed_file,
 )
+from runner.rules.credentials import KeyRoute
 from runner.rules.login import Form
 
 NAME: Final = "claude"
@@ -66,6 +67,18 @@ SPEC: Final = HarnessSpec(
     },
     key_vars=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     setting_vars=("ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "IS_SANDBOX"),
+    routes=(
+        KeyRoute(
+            name="anthropic",
+            keys={
+                "ANTHROPIC_API_KEY": "x-api-key",
+                "ANTHROPIC_AUTH_TOKEN": "bearer",
+                "CLAUDE_CODE_OAUTH_TOKEN": "bearer",
+            },
+            base_urls=("ANTHROPIC_BASE_URL",),
+            upstream="https://api.anthropic.com",
+        ),
+    ),
     install=INSTALL,
     # Its own start mode, "auto", asks a model about every command.
     start_mode="default",

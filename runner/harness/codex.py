@@ -36,6 +36,7 @@ from runner.harness.spec import (
     installed_directory,
     installed_file,
 )
+from runner.rules.credentials import KeyRoute
 from runner.rules.login import Form
 
 NAME: Final = "codex"
@@ -136,6 +137,14 @@ SPEC: Final = HarnessSpec(
         "CODEX_APPROVAL_POLICY",
         "CODEX_SANDBOX_MODE",
         "CODEX_MAX_RETRIES",
+    ),
+    routes=(
+        KeyRoute(
+            name="openai",
+            keys={"OPENAI_API_KEY": "bearer"},
+            base_urls=("OPENAI_BASE_URL",),
+            upstream=DEFAULT_BASE_URL,
+        ),
     ),
     install=INSTALL,
     min_start_seconds=15.0,

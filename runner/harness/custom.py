@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from runner.config import CustomHarness, CustomLogin
+from runner.config import CustomHarness, CustomLogin, ProxiedKey
 from runner.harness.spec import HarnessSpec, Login, Resolved, missing
+from runner.rules.credentials import KeyRoute
 from runner.rules.login import Form
 
 # A server started from a virtual environment often has no "python" on its PATH.
@@ -38,6 +39,9 @@ def custom_spec(name: str, given: CustomHarness, base_dir: Path, environ: Mappin
         env=dict(given.env),
         pass_env=tuple(given.pass_env),
         inherited={key: environ[key] for key in given.pass_env if key in environ},
+        key_vars=tuple(one.key for one in given.keys),
+        setting_vars=tuple(dict.fromkeys(one.base_url for one in given.keys)),
+        routes=_routes(given.keys),
         read=_paths(given.read, base_dir),
         write=_paths(given.write, base_dir),
         command=command,
@@ -56,6 +60,17 @@ def _login(name: str, given: CustomLogin, base_dir: Path, path: str | None) -> L
         f"Log in on the runner's machine: acp-runner harness login {name}.",
         form=Form(given.file, tuple(given.secrets), given.refresh, given.expires),
         command=resolve,
+    )
+
+
+def _routes(keys: Sequence[ProxiedKey]) -> tuple[KeyRoute, ...]:
+    """One route for each base URL variable: keys that share one go to the same place."""
+    together: dict[str, list[ProxiedKey]] = {}
+    for one in keys:
+        together.setdefault(one.base_url, []).append(one)
+    return tuple(
+        KeyRoute(base_url.lower(), {one.key: one.header for one in group}, (base_url,), group[0].upstream)
+        for base_url, group in together.items()
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from runner.errors import RunnerError
 from runner.harness.installed import NpmInstall, harness_directory, read_manifest
+from runner.rules.credentials import KeyRoute
 from runner.rules.login import Form
 from runner.rules.patches import patches_digest
 from runner.rules.resume import Proven
@@ -135,6 +136,8 @@ class HarnessSpec:
         inherited: the values found for ``pass_env`` when the catalogue was built.
         key_vars: secrets that the harness takes; a client forwards them from its environment.
         setting_vars: variables that are no secrets, forwarded likewise.
+        routes: the model APIs whose keys need not enter its sandbox.
+        operator: base URLs of those that the runner's own environment has.
         read, write: more host paths for its sandbox.
         install: pinned packages, None when there is nothing to install.
         start_mode: mode to set after ``session/new`` unless the dispatch names one.
@@ -158,6 +161,8 @@ class HarnessSpec:
     inherited: Mapping[str, str] = field(default_factory=dict, repr=False)
     key_vars: tuple[str, ...] = ()
     setting_vars: tuple[str, ...] = ()
+    routes: tuple[KeyRoute, ...] = ()
+    operator: Mapping[str, str] = field(default_factory=dict, repr=False)
     read: tuple[Path, ...] = ()
     write: tuple[Path, ...] = ()
     install: NpmInstall | None = None

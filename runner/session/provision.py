@@ -23,13 +23,15 @@ from runner.rules.pool import Key, Seat
 from runner.rules.resume import AgentSession, Place
 from runner.sandbox.port import Provider, Sandbox, SandboxSpec
 from runner.session.effective import Effective
+from runner.session.keys import KeyBook
+from runner.session.live_settings import set_mode, take_modes
 from runner.session.logins import Logins
 from runner.session.opening import Opened, ResumeStuck, open_agent_session
 from runner.session.port import Caller
 from runner.tasks import shielded
+from runner.turn.leased import Leased
 from runner.turn.live import LiveSeat
 
-SETTING_SECONDS: Final = 10.0
 UNDO_SECONDS: Final = 15.0
 PROVIDER_SECONDS: Final = 5.0
 """What a provider may take beyond the deadline that it was given."""
@@ -51,6 +53,7 @@ class Provisioner:
         clock: Clock,
         logins: Logins,
         key: bytes | None = None,
+        keys: KeyBook | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.providers = providers
@@ -59,6 +62,7 @@ class Provisioner:
         self._state_dir = state_dir
         self._clock = clock
         self.logins = logins
+        self._keys = keys
         self._key = key if key is not None else os.urandom(32)
 
     def check(self, effective: Effective, caller: Caller) -> None:
@@ -87,6 +91,8 @@ class Provisioner:
                 if name in RESERVED or name.startswith("ACP_RUNNER_"):
                     field = f"{table}.{name}"
                     raise RunnerError("invalid_request", f"{field}: this variable is the sandbox's own.", field=field)
+        if self._keys is not None:
+            self._keys.check(spec, effective)
         if effective.workspace_path is not None:
             self.check_path(Path(effective.workspace_path), caller)
 
@@ -164,10 +170,23 @@ class Provisioner:
             RunnerError: ``harness_start_failed``, ``harness_exited``, ``harness_protocol_error``,
                 ``harness_auth_required``, ``harness_unresponsive``, ``sandbox_start_failed``, ``credentials_missing``.
         """
+        spec = self.catalogue.get(effective.harness)
+        leased = self._keys.lease(spec, effective, seat.key) if self._keys is not None else Leased()
+        try:
+            live = await self._started(seat, effective, undo, known, leased)
+        except BaseException:
+            leased.end()
+            raise
+        live.keys = leased
+        return live
+
+    async def _started(
+        self, seat: Seat, effective: Effective, undo: Undo, known: AgentSession | None, leased: Leased
+    ) -> LiveSeat:
         seconds = max(self._settings.acp.start_seconds, self.catalogue.get(effective.harness).min_start_seconds)
         secrets = effective.known_secrets()
         try:
-            spec, masked = await self._spec(seat, effective, secrets, self._clock.monotonic() + seconds)
+            spec, masked = await self._spec(seat, effective, secrets, leased, self._clock.monotonic() + seconds)
             async with asyncio.timeout_at(spec.deadline + PROVIDER_SECONDS):
                 sandbox = await self.providers[effective.provider].start(spec)
         except BaseException as error:
@@ -199,13 +218,13 @@ class Provisioner:
             raise
 
     async def _spec(
-        self, seat: Seat, effective: Effective, secrets: dict[str, str], deadline: float
+        self, seat: Seat, effective: Effective, secrets: dict[str, str], leased: Leased, deadline: float
     ) -> tuple[SandboxSpec, tuple[str, ...]]:
         """What to start, and the values to mask in what its agent says."""
         project, session_id = seat.key
         path = Path(effective.workspace_path) if effective.workspace_path is not None else None
         places = self.providers[effective.provider].paths(project, session_id, path)
-        given = {**effective.config.get("env", {}), **secrets}
+        given = {**effective.config.get("env", {}), **secrets, **leased.variables}
         harness = self.catalogue.get(effective.harness)
         login = await self.logins.borrow(seat, harness, effective.provider, given, places.home)
         launch = harness.launch(
@@ -225,7 +244,7 @@ class Provisioner:
             workspace_files=effective.files,
             deadline=deadline,
         )
-        return spec, (*secrets.values(), *(login.secrets if login is not None else ()))
+        return spec, (*secrets.values(), *leased.tokens, *(login.secrets if login is not None else ()))
 
     async def _handshake(
         self,
@@ -277,109 +296,13 @@ class Provisioner:
             minted_input=spec.minted_input,
             answers_twice=STALE_RESULT_AFTER_CANCEL in spec.quirks,
         )
-        _take_modes(live, opened.modes)
+        take_modes(live, opened.modes)
         for _, _, payload in updates.grouped(list(opened.facts)):
             live.learn(payload)
         start_mode = spec.start_mode
         if start_mode in live.modes and start_mode != live.mode and not effective.config.get("mode"):
-            await self._set_mode(live, start_mode)
+            await set_mode(live, start_mode)
         return live
-
-    async def apply(self, live: LiveSeat, effective: Effective) -> None:
-        """Apply mode, model and config options to the live agent session, where they differ (DESIGN 3.5).
-
-        Raises:
-            RunnerError: ``invalid_request`` when the agent does not offer what was asked for, ``harness_unresponsive``.
-        """
-        config = effective.config
-        mode, model, options = config.get("mode"), config.get("model"), config.get("config_options")
-        if not (mode or model or options):
-            return
-        if mode and mode != live.mode:
-            await self._apply_mode(live, str(mode))
-        if model:
-            await self._apply_model(live, str(model))
-        for name, value in (options or {}).items():
-            await self._apply_option(live, name, value)
-
-    async def _apply_mode(self, live: LiveSeat, mode: str) -> None:
-        if mode in live.modes or _untold(live):
-            await self._set_mode(live, mode)
-            return
-        option = _by_category(live.config_options, "mode")
-        if option is None:
-            raise _not_offered("mode", mode, live.modes)
-        await self._apply_option(live, str(option["id"]), mode)
-
-    async def _set_mode(self, live: LiveSeat, mode: str) -> None:
-        await _bounded(live.connection.set_mode(live.agent_session_id, mode, seconds=SETTING_SECONDS), "mode")
-        live.mode = mode
-
-    async def _apply_model(self, live: LiveSeat, model: str) -> None:
-        option = _by_category(live.config_options, "model")
-        if option is None and not _untold(live):
-            raise _not_offered("model", model, ())
-        await self._apply_option(live, str(option["id"]) if option is not None else "model", model)
-
-    async def _apply_option(self, live: LiveSeat, name: str, value: str | bool) -> None:
-        option = next((item for item in live.config_options if item.get("id") == name), None)
-        if option is None and _untold(live):
-            option = {"id": name}
-        if option is None:
-            offered = [str(item.get("id")) for item in live.config_options]
-            raise _not_offered(f"config option {name}", str(value), offered)
-        if option.get("currentValue") == value:
-            return
-        choices = _choices(option)
-        if choices and value not in choices:
-            raise _not_offered(name, str(value), choices)
-        answer = await _bounded(
-            live.connection.set_config_option(live.agent_session_id, name, value, seconds=SETTING_SECONDS), name
-        )
-        option["currentValue"] = value
-        if answer:
-            live.config_options = list(answer)
-
-
-async def _bounded(call: Any, what: str) -> Any:
-    try:
-        return await call
-    except AgentError as error:
-        raise RunnerError("invalid_request", f"The agent refused the {what}: {error}") from None
-    except TimeoutError:
-        raise RunnerError("harness_unresponsive", f"The agent did not answer when its {what} was set.") from None
-
-
-def _untold(live: LiveSeat) -> bool:
-    """A resumed agent may leave out what its session offers; then what a dispatch wants is asked for all the same."""
-    return live.resumed and not live.modes and not live.config_options
-
-
-def _take_modes(live: LiveSeat, modes: Mapping[str, Any] | None) -> None:
-    if not modes:
-        return
-    live.mode = modes.get("currentModeId")
-    live.modes = tuple(str(item["id"]) for item in modes.get("availableModes", []) if isinstance(item, dict))
-
-
-def _by_category(options: list[dict[str, Any]], category: str) -> dict[str, Any] | None:
-    named = (item for item in options if item.get("category") == category or item.get("id") == category)
-    return next(named, None)
-
-
-def _choices(option: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for item in option.get("options") or ():
-        if isinstance(item, dict) and isinstance(item.get("options"), list):
-            found += [str(inner.get("value")) for inner in item["options"] if isinstance(inner, dict)]
-        elif isinstance(item, dict) and "value" in item:
-            found.append(str(item["value"]))
-    return found
-
-
-def _not_offered(what: str, value: str, offered: Any) -> RunnerError:
-    known = ", ".join(str(item) for item in offered) or "none"
-    return RunnerError("invalid_request", f"The agent offers no {what} “{value}”; it offers: {known}.", field=what)
 
 
 def _verdict(error: BaseException) -> str:

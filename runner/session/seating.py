@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from runner.rules.reuse import reuse_verdict
 from runner.rules.usage import spent_of
 from runner.session import chain, usage
 from runner.session.context import TurnContext
+from runner.session.live_settings import apply
 from runner.session.opening import ResumeStuck
 from runner.session.prompts import Prompt
 from runner.session.session import Paused
@@ -86,7 +88,7 @@ class Seating:
 
     async def _applied(self, live: LiveSeat) -> RunnerError | None:
         try:
-            await self._turn.services.provisioner.apply(live, self._turn.effective)
+            await apply(live, self._turn.effective)
         except RunnerError as error:
             return error
         return None
@@ -252,9 +254,16 @@ class Seating:
         except (RunnerError, ResumeStuck) as error:
             return error
         pool.attach(live)
+        self._mask(live.keys.tokens)
         live.take()
         await self._told(live, why)
         return live
+
+    def _mask(self, tokens: Sequence[str]) -> None:
+        """What stands for a key in the sandbox is shown to nobody either."""
+        session = self._turn.session
+        session.learn_secrets(tokens)
+        self._turn.journal.redactor = session.redactor
 
     async def _known(self) -> tuple[str | None, AgentSession | None]:
         """The agent session to go on with, or why there is none (DESIGN 3.5)."""

@@ -26,6 +26,7 @@ from runner.rules.resume import AgentSession
 from runner.rules.usage import Spent
 from runner.sandbox.port import Mark, Sandbox
 from runner.terms import TERMINAL_TOOL_STATUSES
+from runner.turn.leased import Leased
 
 INFO: Final = frozenset(
     {"available_commands_update", "current_mode_update", "config_option_update", "session_info_update"}
@@ -73,6 +74,7 @@ class LiveSeat:
     the last prompt was cancelled;
     ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments;
     ``spent``: what its agent session has cost so far, as it was last told;
+    ``keys``: what its agent has instead of model keys;
     ``counted_at``: loop time until which its seconds are counted; ``on_leave``: counts the last of them.
     """
 
@@ -101,6 +103,7 @@ class LiveSeat:
     cancelled: bool = False
     preface: str | None = None
     spent: Spent = field(default_factory=dict)
+    keys: Leased = field(default_factory=Leased)
     counted_at: float = 0.0
     on_leave: Callable[[], None] | None = None
 
@@ -177,6 +180,7 @@ class LiveSeat:
     def leave(self) -> None:
         """The seat is out of the map: nobody listens any more."""
         self.inbox.on_items = None
+        self.keys.end()
         on_leave, self.on_leave = self.on_leave, None
         if on_leave is not None:
             on_leave()

@@ -219,6 +219,7 @@ class SessionView(TypedDict):
     sandbox: dict[str, Any] | None
     isolation: str | None
     limits: NotRequired[dict[str, Any] | None]
+    proxied_keys: NotRequired[list[str] | None]
     last_turn: dict[str, Any] | None
     open_interactions: list[Any]
     usage: Usage

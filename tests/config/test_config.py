@@ -264,3 +264,38 @@ def test_a_database_whose_password_could_be_taken_for_a_host_is_refused(url: str
     error = refused(None, {"ACP_RUNNER_STORE__URL": url})
     assert error.extra["field"] == "store.url"
     assert "s3c" not in error.message
+
+
+def test_keys_of_a_harness_and_hosts_they_may_go_to(tmp_path: Path):
+    text = (
+        '[harness.mine]\ncommand = ["a"]\nkeys = [{ key = "K", base_url = "B", upstream = "https://m.example/v1" }]\n'
+    )
+    settings = load_settings(
+        write(tmp_path, text + '[credentials]\nhosts = ["*.example", "http://127.0.0.1:4000"]\n'), {}
+    )
+    (key,) = settings.harness["mine"].keys
+    assert (key.key, key.base_url, key.upstream, key.header) == ("K", "B", "https://m.example/v1", "bearer")
+    assert settings.credentials.proxy is True
+    assert load_settings(None, {"ACP_RUNNER_CREDENTIALS__PROXY": "false"}).credentials.proxy is False
+    assert load_settings(None, {"ACP_RUNNER_CREDENTIALS__HOSTS": '["a"]'}).credentials.hosts == ["a"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        '{ key = "K", base_url = "B", upstream = "m.example" }',
+        '{ key = "K", base_url = "B", upstream = "https://user:pw@m.example" }',
+        '{ key = "K L", base_url = "B", upstream = "https://m.example" }',
+        '{ key = "K", base_url = "B", upstream = "https://m.example", header = "cookie" }',
+        '{ key = "K", base_url = "B", upstream = "https://m" }, { key = "K", base_url = "C", upstream = "https://m" }',
+        '{ key = "K", base_url = "B", upstream = "https://m" }, { key = "L", base_url = "B", upstream = "https://n" }',
+        '{ key = "K", upstream = "https://m.example" }',
+    ],
+)
+def test_keys_that_make_no_sense(tmp_path: Path, keys: str):
+    error = refused(write(tmp_path, f'[harness.mine]\ncommand = ["a"]\nkeys = [{keys}]\n'), {})
+    assert error.extra["field"].startswith("harness.mine.keys")
+
+
+def test_a_host_that_is_none(tmp_path: Path):
+    assert refused(write(tmp_path, '[credentials]\nhosts = ["a/b"]\n'), {}).extra["field"] == "credentials.hosts.0"

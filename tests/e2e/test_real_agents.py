@@ -26,6 +26,9 @@ SLEEP = "python3 -c \"import os,time;open('{file}','w').write(str(os.getpid()));
 FILTERS = 'python3 -c "import ctypes; print(ctypes.CDLL(None).prctl(21))" > filters.txt'
 """PR_GET_SECCOMP: 0 is none, 2 filters."""
 
+# The model of a test is another one than the harness's own: only where the operator lists it does its key stay outside.
+PROXIED = '[credentials]\nhosts = ["127.0.0.1"]\n'
+
 Open = Callable[..., Talk]
 _numbers = itertools.count(1)
 
@@ -39,7 +42,7 @@ def server(
 ) -> Iterator[Server]:
     """Its parameter is a level of isolation; without one it is chosen as always."""
     level = {"ACP_RUNNER_LOCAL__ISOLATION": getattr(request, "param", "auto")}
-    made = Server(tmp_path_factory.mktemp("server"), env=level)
+    made = Server(tmp_path_factory.mktemp("server"), PROXIED, env=level)
     installed_harnesses.link_into(made.state_dir)
     made.start()
     try:
@@ -100,6 +103,7 @@ async def warm(talk: Talk) -> int:
     """A first turn; the agent's pid."""
     first = await talk.prompt("[[text:warm]]")
     assert (first["ok"], first["start"]) == (True, "cold"), first
+    assert len((await talk.view())["proxied_keys"]) == 1
     return await talk.agent_pid()
 
 
@@ -346,7 +350,7 @@ async def test_a_killed_server_leaves_no_agent(
     tmp_path: Path, installed_harnesses: InstalledHarnesses, name: str, model: ModelServer
 ) -> None:
     """Codex ignores the end of its stdin, both run their tools in sessions of their own: the cell's end takes all."""
-    server = Server(tmp_path / "own")
+    server = Server(tmp_path / "own", PROXIED)
     installed_harnesses.link_into(server.state_dir)
     server.start()
     env = model_variables(name, model)
@@ -369,7 +373,7 @@ async def test_an_answer_behind_a_killed_server_reaches_an_agent_that_remembers(
     tmp_path: Path, installed_harnesses: InstalledHarnesses, name: str, model: ModelServer, decision: str
 ) -> None:
     """Case F9: the next server resumes the agent session; it asks for the same again, and that is answered."""
-    server = Server(tmp_path / "own")
+    server = Server(tmp_path / "own", PROXIED)
     installed_harnesses.link_into(server.state_dir)
     server.start()
     env = model_variables(name, model)

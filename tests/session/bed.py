@@ -18,6 +18,7 @@ from runner.leases.port import ReplicaInfo
 from runner.metrics import Metrics
 from runner.sandbox.memory_files import ByNames, MemoryFiles
 from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.session.keys import KeyBook
 from runner.session.port import Caller, PromptHandle, ReaderEnded
 from runner.wire.models import AnswerRequest, CancelRequest, DispatchRequest, ShellRequest
 from tests.session.fake_agent import FakeAgent
@@ -209,6 +210,7 @@ class Bed:
         live_dir: Path | None = None,
         live: LiveBus | None = None,
         metrics: Metrics | None = None,
+        keys: KeyBook | None = None,
     ) -> Bed:
         """A replica over doubles that suspend like real ones; what an earlier one left in ``store`` is reconciled."""
         provider = FakeProvider()
@@ -226,6 +228,7 @@ class Bed:
             live_dir=live_dir,
             live=live,
             metrics=metrics,
+            keys=keys,
         )
         return cls(replica, provider, store)
 
