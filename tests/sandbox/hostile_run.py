@@ -32,7 +32,8 @@ async def hostile_turns(state_dir: Path, level: str, turns: int, **limits: Any) 
         talk = Talk(sandbox)
         await talk.line()
         pong = await talk.say("helper")
-        before = set(bed.carriers(store_id))
+        # Only root may read the environment of a cell's init.
+        before = {*bed.carriers(store_id), *namespace_of(sandbox.agent_pid)}
         for number in range(turns):
             turn = f"turn_{number}"
             await sandbox.mark(turn).set(SECONDS)
@@ -43,11 +44,11 @@ async def hostile_turns(state_dir: Path, level: str, turns: int, **limits: Any) 
             reaped = await sandbox.kill_turn(turn, REAP_SECONDS)
             found["kills"].append(time.monotonic() - started)
             found["left"] += [*reaped.survivors, *(set(bed.carriers(store_id)) - before)]
-            found["strangers"] += set(namespace_of(sandbox.init_pid)) - before
+            found["strangers"] += set(namespace_of(sandbox.agent_pid)) - before
             found["answers"] = await talk.say("ping") == pong and found.get("answers", True)
         for kind in KINDS:
             await talk.say(kind)
-        namespace = os.readlink(f"/proc/{sandbox.init_pid}/ns/pid") if level == "cell" else ""
+        namespace = os.readlink(f"/proc/{sandbox.agent_pid}/ns/pid") if level == "cell" else ""
         started = time.monotonic()
         gone = await sandbox.destroy(0.0)
         found["teardown"] = time.monotonic() - started
@@ -63,9 +64,9 @@ async def _next_tick() -> None:
     await until(lambda: boot_ticks() > now, "the next clock tick")
 
 
-def namespace_of(init: int) -> list[int]:
-    """Everybody in the pid namespace of a cell's init, seen from outside; of the runner's own: nobody."""
-    namespace = os.readlink(f"/proc/{init}/ns/pid")
+def namespace_of(agent: int | None) -> list[int]:
+    """Everybody in the pid namespace of a cell's agent, seen from outside; of the runner's own: nobody."""
+    namespace = os.readlink(f"/proc/{agent}/ns/pid")
     return inhabitants(namespace) if namespace != os.readlink("/proc/self/ns/pid") else []
 
 

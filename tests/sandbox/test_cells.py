@@ -115,6 +115,24 @@ async def test_who_the_agent_is_inside(cells: LocalProvider) -> None:
     assert await talk.say("touch /usr/x 2>/dev/null && echo can || echo cannot") == "cannot"
 
 
+TAKE_OVER = """
+import ctypes, os
+def tried(what):
+    try:
+        return what()
+    except OSError as error:
+        return error.strerror
+attached = ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0
+print(attached, *(tried(lambda: bool(open(f"/proc/1/{name}", "rb").read(1))) for name in ("environ", "mem", "maps")))
+"""
+
+
+async def test_nobody_takes_its_init_over(cells: LocalProvider) -> None:
+    """Case D10: who says that nobody is left cannot be made to lie by those whom it kills."""
+    talk = await shell(cells, workspace_files={"take_over.py": TAKE_OVER.encode()})
+    assert await talk.say("python3 take_over.py") == "False" + " Permission denied" * 3
+
+
 async def test_more_paths_by_name(cells: LocalProvider, tmp_path: Path) -> None:
     for name in ("read", "write", "hidden"):
         (tmp_path / name).mkdir()

@@ -52,6 +52,7 @@ MAX_LISTED = 2000
 LAST_WORDS_SECONDS = 1.0
 LINGER_SECONDS = 30.0
 MAX_OUTPUT = 1024 * 1024
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -342,6 +343,18 @@ def become_subreaper() -> bool:
         return os.getpid() == 1
 
 
+def keep_to_itself() -> None:
+    """As process 1: let nobody of the cell, who has the same user, read its memory or take it over."""
+    if os.getpid() != 1:
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
 def main(arguments: list[str]) -> NoReturn:
     """``--control-fd N``, and ``--stdio N N N`` when 0, 1 and 2 are not the agent's; never returns."""
     numbers = arguments[1:2] + arguments[3:]
@@ -350,6 +363,7 @@ def main(arguments: list[str]) -> NoReturn:
         os.write(2, b"usage: init.py --control-fd N [--stdio N N N]\n")
         os._exit(2)
     subreaper = become_subreaper()
+    keep_to_itself()
     take_stdio([int(number) for number in numbers[1:]])
     close_on_exec()
     try:
