@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from runner.assembly import gauges, lending, sandboxes
 from runner.assembly.choices import is_http
 from runner.assembly.isolating import isolation_of
 from runner.assembly.leftovers import end_leftovers, handed_in
+from runner.assembly.recipes import recipes
 from runner.clock import Clock, SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -27,7 +27,6 @@ from runner.leases.memory import MemoryLeasePlane
 from runner.leases.port import BeatAnswer, LeasePlane, ReplicaInfo
 from runner.metrics import LEASES_LOST, Metrics
 from runner.pool.pool import Pool
-from runner.resources import resource_path
 from runner.rules.pool import Book
 from runner.rules.reuse import Windows
 from runner.rules.story import Stories
@@ -342,7 +341,7 @@ def _provisioner(
         catalogue=catalogue,
         logins=Logins(catalogue, state_dir, clock, tasks, settings.logins.projects),
         providers=providers,
-        recipes=recipes(),
+        recipes=recipes(settings),
         settings=settings,
         state_dir=state_dir,
         clock=clock,
@@ -354,12 +353,6 @@ def windows_of(settings: Settings, provider: str) -> Windows:
     """How long seats of a provider stay warm, as the rules read it."""
     numbers = settings.pool.windows(provider)
     return Windows(numbers.idle_seconds, numbers.approval_seconds, numbers.stopped_seconds)
-
-
-def recipes() -> frozenset[str]:
-    """Names of the recipes that a dispatch may ask for."""
-    table = tomllib.loads(resource_path("sandboxes", "recipes.toml").read_text())
-    return frozenset(table["recipe"])
 
 
 def facts(replica_id: str, provisioner: Provisioner, isolation: Isolation | None) -> dict[str, Any]:

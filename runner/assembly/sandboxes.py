@@ -36,23 +36,39 @@ def all_of(
     return {"local": local, **daytona(settings, state_dir, store.store_id, replica_id, clock)}
 
 
+def connect(settings: Settings) -> Callable[[], Awaitable[DaytonaService]]:
+    """What opens a client of the Daytona of the settings; nothing is asked of it yet.
+
+    Raises:
+        RunnerError: ``invalid_request``: there is no key; a missing package is told by the opening.
+    """
+    given = settings.daytona
+    key = given.api_key.get_secret_value() if given.api_key is not None else ""
+    if not key:
+        text = "Daytona is not set up here: set [daytona] api_key or ACP_RUNNER_DAYTONA__API_KEY."
+        raise RunnerError("invalid_request", text, field="daytona.api_key")
+
+    async def opened() -> DaytonaService:
+        return await open_service(given.api_url or API_URL, key, given.target or TARGET)
+
+    return opened
+
+
 def daytona(settings: Settings, state_dir: Path, store_id: str, replica_id: str, clock: Clock) -> dict[str, Provider]:
     """The Daytona provider where ``[daytona] api_key`` is set; its package is looked for, and imported at first use."""
     given = settings.daytona
     if given.api_key is None or not given.api_key.get_secret_value():
         return {}
-    key = given.api_key.get_secret_value()
     missing = INSTALL if find_spec("daytona") is None else None
     if missing:
         log.warning("[daytona] needs a package: %s", missing)
-
-    async def opened() -> DaytonaService:
-        return await open_service(given.api_url or API_URL, key, given.target or TARGET)
-
+    opened = connect(settings)
     windows = settings.pool.windows("daytona")
     longest = max(windows.idle_seconds, windows.approval_seconds, windows.stopped_seconds, given.orphan_seconds)
     terms = Terms(
         snapshot=given.snapshot,
+        snapshots=given.snapshots,
+        root=given.root,
         capacity=given.max_running,
         plain_secrets=given.plain_secrets,
         secret_hosts=tuple(given.secret_hosts),

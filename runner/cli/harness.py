@@ -14,6 +14,7 @@ import typer
 from runner.cli.terminal import FAILED, AsJson, Config, StateDir, fail, print_json, print_table, say
 
 if TYPE_CHECKING:
+    from runner.config import Settings
     from runner.harness.catalogue import Catalogue
 
 T = TypeVar("T")
@@ -146,12 +147,18 @@ def login_of(known: Catalogue, name: str) -> dict[str, Any]:
 
 def catalogue(state_dir: Path | None, config: Path | None) -> Catalogue:
     """The harnesses of the configuration and the built-in ones."""
+    return settled(state_dir, config)[1]
+
+
+def settled(state_dir: Path | None, config: Path | None) -> tuple[Settings, Catalogue]:
+    """The settings in force, and the harnesses that they and the package know."""
     from runner.cli.locate import chosen_state_dir
     from runner.config import load_settings
     from runner.harness.catalogue import Catalogue
 
     settings = load_settings(config, os.environ)
-    return Catalogue.build(settings.harness, chosen_state_dir(state_dir, os.environ), base_dir=settings.base_dir)
+    directory = chosen_state_dir(state_dir, os.environ)
+    return settings, Catalogue.build(settings.harness, directory, base_dir=settings.base_dir)
 
 
 def entries_of(known: Catalogue) -> list[dict[str, Any]]:

@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import chat, doctor, harness, migrate, plane, prompt, questions, queue, serve, sessions, worker
+from runner.cli import (
+    chat,
+    doctor,
+    harness,
+    migrate,
+    plane,
+    prompt,
+    questions,
+    queue,
+    serve,
+    sessions,
+    snapshot,
+    worker,
+)
 
 app = typer.Typer(
     name="acp-runner",
@@ -44,6 +57,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(queue.app, name="queue")
 app.command("pool")(sessions.pool)
 app.add_typer(harness.app, name="harness")
+app.add_typer(snapshot.app, name="snapshot")
 app.command("doctor")(doctor.doctor)
 
 

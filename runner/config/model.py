@@ -235,7 +235,7 @@ class Daytona(Section):
     """``[daytona]``: the remote provider, there when ``api_key`` is. ``orphan_seconds`` cannot be 0 (case C3).
 
     ``max_running`` 0: the account alone bounds it. ``root``: where a snapshot keeps the harnesses (empty: where this
-    machine does). Secrets are stored at the service and may go to ``secret_hosts`` only; ``plain_secrets``:
+    machine does). ``snapshots``: recipe to its snapshot; ``snapshot`` is that of all others. Secrets are stored at the service and may go to ``secret_hosts`` only; ``plain_secrets``:
     their values go into the environment of an agent over there.
     """
 
@@ -243,6 +243,7 @@ class Daytona(Section):
     api_key: SecretStr | None = None
     target: str = ""
     snapshot: str = ""
+    snapshots: dict[Id, Annotated[str, Field(min_length=1)]] = {}
     orphan_seconds: Seconds = 120
     max_running: Count = 0
     root: str = "/opt/acp-runner"

@@ -48,8 +48,15 @@ class NpmInstall:
 
     def locked(self) -> dict[str, str]:
         """Path to version of every package of the lock, of other machines too."""
-        packages = json.loads(self.lock_bytes())["packages"]
-        return {path: str(entry["version"]) for path, entry in packages.items() if path}
+        return {path: str(entry["version"]) for path, entry in self._entries()}
+
+    def versions(self, machine: Machine) -> dict[str, str]:
+        """Path to version of every package that belongs on a machine."""
+        return {path: str(entry["version"]) for path, entry in self._entries() if machine.takes(entry)}
+
+    def _entries(self) -> list[tuple[str, Mapping[str, Any]]]:
+        packages: dict[str, Mapping[str, Any]] = json.loads(self.lock_bytes())["packages"]
+        return [(path, entry) for path, entry in packages.items() if path]
 
     def patches(self) -> tuple[Patch, ...]:
         """What is changed in them; the shipped patches are those of the harness of the lock's name.
@@ -101,17 +108,34 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
 
 
-def node_cpu() -> str:
-    """This machine's processor in npm's words (``x64``, ``arm64``)."""
-    machine = platform.machine().lower()
-    return _CPUS.get(machine, machine)
+def node_cpu(machine: str | None = None) -> str:
+    """A processor in npm's words (``x64``, ``arm64``); default this machine's."""
+    name = (machine or platform.machine()).lower()
+    return _CPUS.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What npm looks at to choose packages, in its words."""
+
+    os: str
+    cpu: str
+    libc: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine."""
+        return cls(sys.platform, node_cpu(), "glibc" if platform.libc_ver()[0] else "musl")
+
+    def takes(self, entry: Mapping[str, Any]) -> bool:
+        """Whether npm installs this lock entry there."""
+        here = {"os": self.os, "cpu": self.cpu, "libc": self.libc}
+        return all(_allows(entry.get(field), value) for field, value in here.items())
 
 
 def fits_this_machine(entry: Mapping[str, Any]) -> bool:
     """Whether npm installs this lock entry here, by its ``os``, ``cpu`` and ``libc``."""
-    libc = "glibc" if platform.libc_ver()[0] else "musl"
-    here = {"os": sys.platform, "cpu": node_cpu(), "libc": libc}
-    return all(_allows(entry.get(field), value) for field, value in here.items())
+    return Machine.here().takes(entry)
 
 
 def _allows(wanted: object, value: str) -> bool:

@@ -22,7 +22,7 @@ INSTALL_SECONDS: Final = 900.0
 
 # Exact flags, because a person's npm configuration may say otherwise. Scripts stay off: what they
 # would fetch is past the lock's digests.
-_ARGUMENTS: Final = (
+ARGUMENTS: Final = (
     "ci",
     "--ignore-scripts",
     "--include=optional",
@@ -74,7 +74,7 @@ def install_packages(
     (directory / "package-lock.json").write_bytes(install.lock_bytes())
     expected = {path: entry for path, entry in lock["packages"].items() if path and fits_this_machine(entry)}
     progress(f"{name}: installing {len(expected)} packages with npm")
-    _run(name, (npm, *_ARGUMENTS), directory, progress, time.monotonic() + seconds)
+    _run(name, (npm, *ARGUMENTS), directory, progress, time.monotonic() + seconds)
     _compare(name, expected, directory)
     return {path: str(entry["version"]) for path, entry in expected.items()}
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import io
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 import runner.acp.link
 from runner.resources import resource_path
-
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+from runner.sandbox.contents import bundle_digest, zipped
 
 
 @functools.cache
@@ -28,15 +24,13 @@ def bridge_files() -> dict[str, bytes]:
 
 
 def _websockets() -> bytes:
-    """Byte for byte the same from the same version, so that its digest names it."""
     spec = find_spec("websockets")
     assert spec is not None
     assert spec.origin is not None
-    folder = Path(spec.origin).parent
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.rglob("*.py")):
-            name = path.relative_to(folder.parent).as_posix()
-            if "/legacy/" not in name and "/sync/" not in name:
-                archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
+    return zipped(Path(spec.origin).parent)
+
+
+@functools.cache
+def bridge_digest() -> str:
+    """Names the bridge's files: another version lies beside an old one."""
+    return bundle_digest(bridge_files())

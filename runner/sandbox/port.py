@@ -27,6 +27,7 @@ class SandboxSpec:
         read, write: more host paths the sandbox may see, where it can hide any.
         workspace_path: a host directory used in place, or None for the session's own.
         workspace_files: given files, relative path to content, written before the agent starts.
+        recipe: what the sandbox is made of, where the provider has a choice.
         deadline: loop time by which the start must have succeeded or failed.
     """
 
@@ -41,6 +42,7 @@ class SandboxSpec:
     write: tuple[Path, ...] = ()
     workspace_path: Path | None = None
     workspace_files: Mapping[str, bytes] = field(default_factory=dict)
+    recipe: str = "default"
     deadline: float = 0.0
 
 

@@ -47,7 +47,7 @@ class Provisioner:
         *,
         catalogue: Catalogue,
         providers: Mapping[str, Provider],
-        recipes: frozenset[str],
+        recipes: Mapping[str, frozenset[str]],
         settings: Settings,
         state_dir: Path,
         clock: Clock,
@@ -84,8 +84,10 @@ class Provisioner:
         if not available.available:
             hint = f" Install it: {available.install_command}" if available.install_command else ""
             raise RunnerError("harness_missing", f"{effective.harness}: {available.reason}.{hint}")
-        if effective.recipe not in self._recipes:
-            raise RunnerError("recipe_unknown", f"There is no recipe {effective.recipe}.")
+        offered = self._recipes.get(effective.provider, frozenset())
+        if effective.recipe not in offered:
+            text = f"{effective.provider} has no recipe {effective.recipe}; known: {', '.join(sorted(offered))}."
+            raise RunnerError("recipe_unknown", text)
         for table, names in (("env", effective.config.get("env", {})), ("secrets", effective.secrets)):
             for name in sorted(names):
                 if name in RESERVED or name.startswith("ACP_RUNNER_"):
@@ -242,6 +244,7 @@ class Provisioner:
             write=launch.write,
             workspace_path=path,
             workspace_files=effective.files,
+            recipe=effective.recipe,
             deadline=deadline,
         )
         return spec, (*secrets.values(), *leased.tokens, *(login.secrets if login is not None else ()))

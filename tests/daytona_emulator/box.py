@@ -36,7 +36,10 @@ class Traits:
 
 @dataclass(slots=True)
 class Box:
-    """One sandbox. Times are the emulator's, intervals minutes."""
+    """One sandbox. Times are the emulator's, intervals minutes.
+
+    ``runs_as``: the user of its image; then its processes may change its disk only.
+    """
 
     name: str
     root: Path
@@ -46,6 +49,7 @@ class Box:
     secrets: dict[str, str] = field(default_factory=dict)
     snapshot: str = ""
     dockerfile: str = ""
+    runs_as: str = ""
     user: str = "daytona"
     target: str = "us"
     public: bool = False

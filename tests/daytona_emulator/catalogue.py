@@ -12,6 +12,7 @@ from uuid import uuid4
 from aiohttp import web
 
 from tests.daytona_emulator.box import ORGANIZATION
+from tests.daytona_emulator.building import BuildFailed, Workshop, read
 from tests.daytona_emulator.clock import MovableClock, iso
 from tests.daytona_emulator.problems import Problem
 
@@ -21,7 +22,7 @@ UNREADY = frozenset({"pending", "pulling", "building", "snapshotting", "inactive
 
 @dataclass(slots=True)
 class Snapshot:
-    """One image that sandboxes start from. ``fails``: its build ends so."""
+    """One image that sandboxes start from. ``runs_as``: the user of an image whose steps were run."""
 
     name: str
     created_at: float
@@ -36,6 +37,7 @@ class Snapshot:
     state: str = "active"
     error_reason: str | None = None
     log: list[str] = field(default_factory=list)
+    runs_as: str = ""
 
     def document(self) -> dict[str, Any]:
         created = iso(self.created_at)
@@ -71,10 +73,12 @@ class Catalogue:
     Attributes:
         fail_builds: the reason with which the next builds end; empty: they succeed.
         hang_builds: the next builds stay ``pending``.
+        workshop: where the steps of a build are run.
         build_seconds: how long a build lasts; the SDK looks once a second and opens no log of a shorter one.
     """
 
-    def __init__(self, clock: MovableClock, step: float, base: Callable[[], str]) -> None:
+    def __init__(self, clock: MovableClock, step: float, base: Callable[[], str], workshop: Workshop) -> None:
+        self.workshop = workshop
         self._clock = clock
         self._step = step
         self._base = base
@@ -126,6 +130,17 @@ class Catalogue:
             raise Problem(400, f"Snapshot {snapshot.name} is not active ({snapshot.state})")
         return snapshot
 
+    def states(self) -> dict[str, str]:
+        """Name to state of every snapshot."""
+        return {snapshot.name: snapshot.state for snapshot in self._snapshots.values()}
+
+    def put_into(self, wanted: str, state: str) -> None:
+        """A snapshot that was built is in this state now."""
+        snapshot = self._find(wanted)
+        if snapshot is None:
+            raise Problem(404, f"Snapshot {wanted} not found")
+        snapshot.state = state
+
     def resolve(self, asked: list[dict[str, str]]) -> dict[str, str]:
         """Variable → placeholder of the secrets a sandbox names."""
         by_name = {secret["name"]: secret for secret in self._secrets.values()}
@@ -158,20 +173,31 @@ class Catalogue:
         return web.json_response(snapshot.document())
 
     async def _build(self, snapshot: Snapshot) -> None:
-        failure = self.fail_builds
         await asyncio.sleep(self._step)
         snapshot.state = "building" if snapshot.dockerfile else "pulling"
-        lines = snapshot.dockerfile.splitlines()
-        for number, line in enumerate(lines, 1):
-            snapshot.log.append(f"Step {number}/{len(lines)} : {line}\n")
-            await asyncio.sleep(self.build_seconds / (len(lines) + 1))
-        await asyncio.sleep(self.build_seconds / (len(lines) + 1) if lines else self._step)
+        try:
+            await self._made(snapshot, self.fail_builds)
+        except BuildFailed as failed:
+            snapshot.log.append(f"ERROR: {failed}\n")
+            snapshot.error_reason = str(failed)
+            snapshot.state = "build_failed" if snapshot.dockerfile else "error"
+        else:
+            snapshot.state = "active"
+
+    async def _made(self, snapshot: Snapshot, failure: str) -> None:
+        steps = read(snapshot.dockerfile) if snapshot.dockerfile else []
+        pause = self.build_seconds / (len(steps) + 1) if steps else self._step
+        for number, step in enumerate(steps, 1):
+            snapshot.log.append(f"Step {number}/{len(steps)} : {step.instruction} {step.text}\n")
+            await asyncio.sleep(pause)
+            await self.workshop.run(step, snapshot.log.append)
+            if step.instruction == "USER" and self.workshop.path:
+                snapshot.runs_as = step.text
+        await asyncio.sleep(pause)
         if failure:
-            snapshot.log.append(f"ERROR: {failure}\n")
-            snapshot.error_reason = failure
-        elif lines:
+            raise BuildFailed(failure)
+        if steps:
             snapshot.log.append("Successfully built\n")
-        snapshot.state = ("build_failed" if lines else "error") if failure else "active"
 
     async def _list_snapshots(self, request: web.Request) -> web.Response:
         page, limit = int(request.query.get("page", "1")), int(request.query.get("limit", "100"))

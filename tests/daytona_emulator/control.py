@@ -96,6 +96,7 @@ class Control:
             resources = {name: value for name, value in fields.items() if name in ("cpu", "memory", "disk", "gpu")}
             if resources:
                 raise Problem(400, "Cannot specify Sandbox resources when using a snapshot")
+            fields["runs_as"] = snapshot.runs_as
             fields |= {"snapshot": snapshot.name, "cpu": snapshot.cpu, "memory": snapshot.memory, "disk": snapshot.disk}
         fields["dockerfile"] = build.get("dockerfileContent", "")
         fields["secrets"] = self._catalogue.resolve(asked.get("secrets") or [])

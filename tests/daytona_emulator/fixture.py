@@ -83,6 +83,11 @@ class EmulatorProcess:
         found: dict[str, Any] = self._call("GET", "/__emu/state")
         return found
 
+    def snapshots(self) -> dict[str, str]:
+        """Name to state of every snapshot."""
+        found: dict[str, str] = self._call("GET", "/__emu/snapshots")
+        return found
+
     def exchanges(self) -> list[dict[str, Any]]:
         """Every exchange so far; see ``recording.Exchange``."""
         found: list[dict[str, Any]] = self._call("GET", "/__emu/exchanges")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from runner.sandbox.census import MARKER, kill_all, scan, signal_exactly
 from tests.daytona_emulator.box import Box
+from tests.daytona_emulator.building import READ_ONLY
 
 SANDBOX_ID = "DAYTONA_SANDBOX_ID"
 SHELL = shutil.which("bash") or "/bin/sh"
@@ -60,6 +61,7 @@ class Processes:
         """A shell in its own process group. ``merged``: one pipe for both outputs; otherwise they are thrown away."""
         self._used.add(box.id)
         process = await asyncio.create_subprocess_exec(
+            *_unprivileged(box),
             SHELL,
             *words,
             cwd=cwd or box.home,
@@ -103,6 +105,13 @@ class Processes:
             for number in (19, 9):
                 for pid, start in strays:
                     signal_exactly(pid, start, number)
+
+
+def _unprivileged(box: Box) -> tuple[str, ...]:
+    """What makes a process one of the user of the sandbox's image; nothing where no image was made."""
+    root = str(box.root)
+    as_user = ("--unshare-user", "--uid", "1000", "--gid", "1000", "--bind", root, root)
+    return (*READ_ONLY, *as_user) if box.runs_as not in ("", "root") else ()
 
 
 def _pids() -> list[int]:

@@ -29,6 +29,7 @@ class Remote:
             web.post("/__emu/clock", self._clock),
             web.post("/__emu/bake", self._bake),
             web.get("/__emu/state", self._state),
+            web.get("/__emu/snapshots", self._snapshots),
             web.get("/__emu/exchanges", self._exchanges),
         ]
 
@@ -72,6 +73,9 @@ class Remote:
         alive = await emulator.processes.look()
         told = {"faults": emulator.faults.hits, "listeners": emulator.events.listeners}
         return web.json_response({"sandboxes": boxes, "processes": alive, **told})
+
+    async def _snapshots(self, request: web.Request) -> web.Response:
+        return web.json_response(self._emulator.catalogue.states())
 
     async def _exchanges(self, request: web.Request) -> web.Response:
         return web.json_response([exchange.document() for exchange in self._emulator.recording.all()])

@@ -224,6 +224,19 @@ async def hanging_build(emulator: DaytonaEmulator, asked: dict[str, Any]) -> Non
 
 
 @_scenario
+async def run_builds(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """Builds run their steps. ``path``: of the steps; ``writable``: the folder that they may change."""
+    emulator.catalogue.workshop.path = str(asked.get("path", ""))
+    emulator.catalogue.workshop.writable = str(asked.get("writable", ""))
+
+
+@_scenario
+async def snapshot_state(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """A snapshot came into another state by itself. ``snapshot``, ``state``."""
+    emulator.catalogue.put_into(str(asked["snapshot"]), str(asked["state"]))
+
+
+@_scenario
 async def inactive_snapshot(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     """A snapshot was not used for weeks. ``snapshot``."""
     emulator.catalogue.usable(str(asked.get("snapshot", ""))).state = "inactive"

@@ -12,7 +12,9 @@ from types import TracebackType
 
 from aiohttp import web
 
+from runner.sandbox.census import MARKER
 from tests.daytona_emulator.box import Box
+from tests.daytona_emulator.building import Workshop
 from tests.daytona_emulator.catalogue import Catalogue
 from tests.daytona_emulator.clock import MovableClock
 from tests.daytona_emulator.control import Control
@@ -61,7 +63,8 @@ class DaytonaEmulator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self.boxes = Boxes(self.root, self.clock, self.processes, step, self._changed, self._halted)
-        self.catalogue = Catalogue(self.clock, step, lambda: self.origin)
+        workshop = Workshop({MARKER: f"{self.processes.prefix}build", "LANG": "C.UTF-8"})
+        self.catalogue = Catalogue(self.clock, step, lambda: self.origin, workshop)
         self.previews = Previews(self.api_key, self.clock, self.faults, self.boxes.find, self.boxes.refresh)
         self.toolbox = Toolbox(self.processes, self.boxes.find, self.boxes.refresh)
         self._control = Control(self.boxes, self.catalogue, self.previews, self.clock, lambda: self.origin)

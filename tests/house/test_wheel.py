@@ -74,6 +74,20 @@ def test_an_installed_wheel_finds_its_own_resources(installed: Path) -> None:
     compile(Path(agent).read_bytes(), agent, "exec")
 
 
+def test_an_installed_wheel_makes_the_same_snapshot_and_has_the_same_patches(installed: Path) -> None:
+    code = (
+        "import json; from pathlib import Path; from runner.assembly.snapshots import recipe;"
+        "from runner.harness.catalogue import Catalogue; from runner.harness.patching import shipped;"
+        "known = Catalogue.build({}, Path('state').absolute());"
+        "facts = {name: [patch.facts() for patch in patches] for name, patches in shipped().items()};"
+        "print(json.dumps([recipe('/opt/acp-runner', known).name, facts]))"
+    )
+    here = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert json.loads(run_installed(installed, "-c", code)) == json.loads(here.stdout)
+
+
 def test_an_installed_wheel_has_its_command(installed: Path) -> None:
     assert "serve" in run_installed(installed, str(installed / "bin" / "acp-runner"), "--help")
 

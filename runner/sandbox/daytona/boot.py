@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import secrets
@@ -17,7 +16,7 @@ from runner.acp.websocket import Address
 from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.rules.daytona import judge
-from runner.sandbox.bridge_files import bridge_files
+from runner.sandbox.bridge_files import bridge_digest, bridge_files
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
 from runner.sandbox.port import SandboxSpec
 from runner.sandbox.remote import End, RemoteSandbox
@@ -33,7 +32,9 @@ log = logging.getLogger("runner.sandbox.daytona")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a look inside told: the session's directory, and the environment that the image gives."""
+    """What a look inside told: the session's directory, the bridge's (the image's own where it has this version), and
+    the environment that the image gives.
+    """
 
     root: str
     bridge: str
@@ -49,6 +50,7 @@ class Booter:
         clock: of the deadlines.
         moved: paths of this machine, and where the same lies over there.
         python: the interpreter over there.
+        baked: the directory of the image where a bridge may lie already; empty: it is always brought along.
         orphan_seconds: how long a bridge waits for its runner, and a runner for its bridge.
     """
 
@@ -59,8 +61,10 @@ class Booter:
         moved: Mapping[str, str],
         *,
         python: str,
+        baked: str,
         orphan_seconds: float,
     ) -> None:
+        self._baked = baked
         self._service = service
         self._clock = clock
         self._moved = moved
@@ -76,7 +80,7 @@ class Booter:
         """
         room = await self._look_inside(found, spec)
         secret = secrets.token_hex(32)
-        secret_file = f"{room.bridge}/secret-{secrets.token_hex(8)}"
+        secret_file = f"{room.root}/secret-{secrets.token_hex(8)}"
         await self._service.upload(found.id, self._files(spec, room, secret, secret_file), self._left(spec))
         words = [self._python, "-I", f"{room.bridge}/bridge.py", "--secret-file", secret_file]
         words += ["--host", "0.0.0.0", "--orphan-seconds", f"{self._orphan_seconds:g}"]
@@ -120,18 +124,21 @@ class Booter:
     async def _look_inside(self, found: Found, spec: SandboxSpec) -> Room:
         home = await self._service.home(found.id)
         root = f"{home.rstrip('/')}/acp-runner"
-        bridge = f"{root}/bridge-{digest()}"
-        folders = [root, *(f"{root}/{name}" for name in ("workspace", "home", "tmp")), bridge]
+        bridges = [f"{place}/bridge-{bridge_digest()}" for place in (self._baked, root) if place]
+        folders = [root, *(f"{root}/{name}" for name in ("workspace", "home", "tmp")), bridges[-1]]
+        looks = [f"test -f {shlex.quote(bridge)}/complete && echo {n}" for n, bridge in enumerate(bridges)]
         command = (
             f'mkdir -p -m 700 {shlex.join(folders)} && printf \'%s\\n%s\\n\' "$PATH" "$DAYTONA_SANDBOX_ID"'
-            f" && {{ test -f {shlex.quote(bridge)}/complete && echo yes || echo no; }}"
+            f" && {{ {' || '.join(looks)} || echo none; }}"
         )
         code, said = await self._service.execute(found.id, command, min(READY_SECONDS, self._left(spec)))
         lines = said.splitlines()
         if code != 0 or len(lines) < 3:
             raise RunnerError("sandbox_start_failed", f"The sandbox has no room for the agent: {said.strip()[-200:]}")
         env = {"PATH": lines[-3], "DAYTONA_SANDBOX_ID": lines[-2]}
-        return Room(root, bridge, lines[-1] == "yes", {name: value for name, value in env.items() if value})
+        there = int(lines[-1]) if lines[-1].isdecimal() else None
+        bridge = bridges[-1 if there is None else there]
+        return Room(root, bridge, there is not None, {name: value for name, value in env.items() if value})
 
     def _files(self, spec: SandboxSpec, room: Room, secret: str, secret_file: str) -> dict[str, bytes]:
         """By absolute path; the mark that the bridge is whole comes last."""
@@ -174,14 +181,6 @@ class Door:
         if now is None or now.state not in ("started", "unknown"):
             state = now.state if now is not None else "gone"
             raise RunnerError("sandbox_lost", f"the sandbox is {state}")
-
-
-def digest() -> str:
-    """Names the bridge's files: another version lies beside an old one."""
-    summed = hashlib.sha256()
-    for name, content in sorted(bridge_files().items()):
-        summed.update(f"{name}:{len(content)}:".encode() + content)
-    return summed.hexdigest()[:12]
 
 
 async def keep_active(service: DaytonaService, identity: str, seconds: float, failed: Callable[[], None]) -> None:

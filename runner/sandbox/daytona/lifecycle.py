@@ -14,6 +14,7 @@ from runner.errors import RunnerError
 from runner.rules.daytona import RETRY_SECONDS, Want, judge, next_step, start_code
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
 
+RECIPE_LABEL: Final = "acp-runner-recipe"
 POLL_SECONDS: Final = 0.2
 WAIT_MAX_SECONDS: Final = 4.0
 log = logging.getLogger("runner.sandbox.daytona")
@@ -124,7 +125,7 @@ class Lifecycle:
         self._failures[failed.call, verdict.action] += 1
         if verdict.action == "activate" and not way.activated:
             way.activated = True
-            await self._service.activate(plan.snapshot)
+            await self._service.images.activate(plan.snapshot)
             return
         if verdict.action == "fail" or verdict.action == "activate":
             raise RunnerError(start_code(verdict.code), f"Daytona refused the sandbox: {failed}")
@@ -169,3 +170,12 @@ class Lifecycle:
             if self._clock.monotonic() + wait >= deadline:
                 return None
             await asyncio.sleep(wait)
+
+
+def _refuse_another_recipe(plan: Plan, found: Found) -> None:
+    """A disk is what its image was: another image would cost the session its workspace."""
+    wanted = plan.labels.get(RECIPE_LABEL)
+    there = found.labels.get(RECIPE_LABEL, wanted)
+    if there != wanted:
+        text = f"sandbox.recipe: the session's disk is made of {there}; {wanted} needs another session."
+        raise RunnerError("invalid_request", text, field="sandbox.recipe")

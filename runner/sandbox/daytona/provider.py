@@ -214,7 +214,8 @@ class DaytonaProvider:
         spec, stored = await self._vault(service).hide(spec, name)
         await self._vault(service).attach(lifecycle, name, stored, deadline)
         plan = plan_of(terms, spec, name, stored, self._store_id, self._replica_id)
-        booter = Booter(service, self._clock, terms.moved, python=terms.python, orphan_seconds=terms.orphan_seconds)
+        given = {"python": terms.python, "baked": terms.root}
+        booter = Booter(service, self._clock, terms.moved, **given, orphan_seconds=terms.orphan_seconds)
         for attempt in range(1, BOOTS + 1):
             found = await lifecycle.bring_up(plan, deadline, way)
             try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.errors import RunnerError
 from runner.rules.daytona import Call, Failure, trouble
+from runner.sandbox.daytona.images import Images
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
@@ -93,6 +94,7 @@ class DaytonaService:
         api_url, api_key, target: all given, for what is missing the SDK reads from ``.env`` in the working directory.
 
     Attributes:
+        images: the calls about snapshots.
         trouble: why nothing is to be had from the service, as its last answer showed; None when all is well.
     """
 
@@ -101,6 +103,7 @@ class DaytonaService:
         config = self._sdk.DaytonaConfig(api_url=api_url, api_key=api_key, target=target)
         self._client: AsyncDaytona = self._sdk.AsyncDaytona(config)
         self._boxes: dict[str, AsyncSandbox] = {}
+        self.images = Images(self._sdk, self._client, self._call)
         self.trouble: str | None = None
 
     async def close(self) -> None:
@@ -161,10 +164,6 @@ class DaytonaService:
     async def refresh_activity(self, identity: str) -> None:
         """Tell the service that it is used."""
         await self._on(identity, "read", lambda box: box.refresh_activity(request_timeout=READ_SECONDS))
-
-    async def activate(self, snapshot: str) -> None:
-        """Make a snapshot usable that was put away because nobody used it."""
-        await self._call("read", self._client.snapshot.activate(snapshot))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

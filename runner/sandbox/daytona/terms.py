@@ -21,6 +21,8 @@ class Terms:
 
     Attributes:
         snapshot: their snapshot; empty is the service's own.
+        snapshots: those of recipes that have their own.
+        root: where an image keeps the agents, and the bridge where it has one; empty: nowhere.
         capacity: the most that run at once for this runner; 0: the service alone bounds it.
         plain_secrets, secret_hosts: see ``Vault``.
         disk_seconds: how long a sleeping disk is kept.
@@ -31,6 +33,8 @@ class Terms:
     """
 
     snapshot: str = ""
+    snapshots: Mapping[str, str] = field(default_factory=dict)
+    root: str = ""
     capacity: int = 0
     plain_secrets: bool = False
     secret_hosts: tuple[str, ...] = ()
@@ -55,7 +59,7 @@ def plan_of(
     return Plan(
         name=name,
         labels=labels,
-        snapshot=terms.snapshot,
+        snapshot=terms.snapshots.get(spec.recipe, terms.snapshot),
         auto_stop=minutes(terms.auto_stop_seconds),
         auto_delete=minutes(terms.disk_seconds) + 1,
         ttl=minutes(terms.ttl_seconds),

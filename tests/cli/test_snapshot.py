@@ -1,0 +1,75 @@
+"""``acp-runner snapshot`` against an emulator that runs the build of the real recipe, with the real pins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daytona_emulator.fixture import EmulatorProcess
+from tests.sandbox import image_bed
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def cli(daytona_emulator: EmulatorProcess, tmp_path: Path) -> Run:
+    root = tmp_path / "image" / "acp-runner"
+    path = image_bed.programs(tmp_path / "bin")
+    daytona_emulator.scenario("run_builds", path=path, writable=str(root.parent))
+    config = tmp_path / "acp-runner.toml"
+    members = {"api_url": daytona_emulator.api_url, "api_key": daytona_emulator.api_key, "root": str(root)}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in members.items()]
+    config.write_text("[daytona]\n" + "\n".join(lines) + "\n")
+    state_dir = str(tmp_path / "state")
+
+    def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "runner.cli.main", "snapshot", *words]
+        given = {**os.environ, "ACP_RUNNER_STATE_DIR": state_dir, "ACP_RUNNER_CONFIG": str(config), **environ}
+        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=90, check=False)
+
+    return run
+
+
+def inside(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_build_shows_the_log_and_prints_the_name_of_a_snapshot_that_matches(
+    cli: Run, daytona_emulator: EmulatorProcess
+) -> None:
+    built = cli("build")
+    assert built.returncode == 0, built.stderr
+    name = built.stdout.strip()
+    assert daytona_emulator.snapshots()[name] == "active"
+    for words in ("Step 1/", "npm installed", "Successfully built", "claude, codex", f'snapshot = "{name}"'):
+        assert words in built.stderr
+    again = inside(cli("build", "--json"))
+    assert (again["name"], again["how"], again["differences"]) == (name, "found", [])
+    assert set(again["inside"]["harnesses"]) == {"claude", "codex"}
+
+
+def test_check_tells_what_a_snapshot_lacks(cli: Run) -> None:
+    done = cli("check", "daytona-small")
+    assert done.returncode == 1
+    assert "daytona-small: claude: it is not in it" in done.stderr
+    assert done.stdout.strip() == "daytona-small"
+
+
+def test_what_fails_ends_with_one_clear_line(cli: Run, daytona_emulator: EmulatorProcess) -> None:
+    daytona_emulator.scenario("failing_build", reason="no space left")
+    done = cli("build")
+    assert done.returncode == 1
+    assert "acp-runner: sandbox_start_failed: Snapshot acp-runner-" in done.stderr
+    assert "could not be built: no space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    unset = cli("check", "--json", ACP_RUNNER_DAYTONA__API_KEY="")
+    assert inside(unset)["error"]["code"] == "invalid_request"
+    assert "set [daytona] api_key" in unset.stderr
