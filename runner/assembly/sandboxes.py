@@ -12,6 +12,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.config import Settings
+from runner.errors import RunnerError
 from runner.resources import resource_path
 from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.daytona.service import INSTALL, CallFailed, DaytonaService, open_service

@@ -234,9 +234,10 @@ class Records(Section):
 class Daytona(Section):
     """``[daytona]``: the remote provider, there when ``api_key`` is. ``orphan_seconds`` cannot be 0 (case C3).
 
-    ``max_running`` 0: the account alone bounds it. ``root``: where a snapshot keeps the harnesses (empty: where this
-    machine does). ``snapshots``: recipe to its snapshot; ``snapshot`` is that of all others. Secrets are stored at the service and may go to ``secret_hosts`` only; ``plain_secrets``:
-    their values go into the environment of an agent over there.
+    ``max_running`` 0: the account alone bounds it. ``snapshots``: recipe to its snapshot; ``snapshot`` is that of all
+    others. ``root``: where a snapshot keeps the harnesses (empty: where this machine does). Secrets are stored at the
+    service and may go to ``secret_hosts`` only; ``plain_secrets``: their values go into the environment of an agent
+    over there.
     """
 
     api_url: str = ""

@@ -32,9 +32,7 @@ log = logging.getLogger("runner.sandbox.daytona")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a look inside told: the session's directory, the bridge's (the image's own where it has this version), and
-    the environment that the image gives.
-    """
+    """What a look inside told: where session and bridge lie, and the environment that the image gives."""
 
     root: str
     bridge: str
@@ -126,7 +124,7 @@ class Booter:
         root = f"{home.rstrip('/')}/acp-runner"
         bridges = [f"{place}/bridge-{bridge_digest()}" for place in (self._baked, root) if place]
         folders = [root, *(f"{root}/{name}" for name in ("workspace", "home", "tmp")), bridges[-1]]
-        looks = [f"test -f {shlex.quote(bridge)}/complete && echo {n}" for n, bridge in enumerate(bridges)]
+        looks = [f"{{ test -f {shlex.quote(bridge)}/complete && echo {n}; }}" for n, bridge in enumerate(bridges)]
         command = (
             f'mkdir -p -m 700 {shlex.join(folders)} && printf \'%s\\n%s\\n\' "$PATH" "$DAYTONA_SANDBOX_ID"'
             f" && {{ {' || '.join(looks)} || echo none; }}"

@@ -190,7 +190,7 @@ async def report(service: DaytonaService, clock: Clock, snapshot: str, root: str
     """
     name = f"acp-runner-check-{secrets.token_hex(8)}"
     plan = Plan(name, {CHECK_LABEL: "snapshot"}, snapshot, CHECK_MINUTES, CHECK_MINUTES, CHECK_MINUTES)
-    lifecycle = Lifecycle(service, clock, Counter())
+    lifecycle = Lifecycle(service, clock, Counter(), Counter())
     try:
         found = await lifecycle.bring_up(plan, clock.monotonic() + UP_SECONDS, Way())
         return await _asked(service, found.id, root, python)

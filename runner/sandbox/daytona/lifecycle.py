@@ -79,6 +79,8 @@ class Lifecycle:
                 return await self._service.create(plan, left)
             state, desired = found.state, found.desired
             todo = next_step("run", state, desired=desired, recoverable=found.recoverable, recovered=way.recovered)
+            if todo in ("use", "start", "recover"):
+                _refuse_another_recipe(plan, found)
             match todo:
                 case "use" if way.ours:
                     return found

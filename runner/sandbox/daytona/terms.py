@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from runner.rules.daytona import minutes
+from runner.sandbox.daytona.lifecycle import RECIPE_LABEL
 from runner.sandbox.daytona.service import Plan
 from runner.sandbox.port import SandboxSpec
 
@@ -55,6 +56,7 @@ def plan_of(
         "acp-runner-replica": replica_id,
         PROJECT_LABEL: spec.project,
         SESSION_LABEL: spec.session_id,
+        RECIPE_LABEL: spec.recipe,
     }
     return Plan(
         name=name,
