@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from runner.config import Settings
 from runner.errors import RunnerError
+from runner.rules.egress import AllowList
 from runner.rules.isolation import Refusal, choose, unfit
 from runner.sandbox.isolation import Found, Isolation, probe
 
@@ -38,7 +40,7 @@ def decided(settings: Settings, found: Found) -> Isolation:
     )
     if isinstance(chosen, Refusal):
         raise RunnerError("invalid_request", chosen.message, field=chosen.field)
-    return found.isolation(chosen)
+    return replace(found.isolation(chosen), allowed=AllowList.of(local.allow_hosts))
 
 
 def require(settings: Settings, isolation: Isolation, *, projects: int, beyond_loopback: bool) -> None:

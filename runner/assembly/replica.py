@@ -143,7 +143,7 @@ async def build(
     plane = MemoryLeasePlane(clock, settings.leases.lease_seconds) if plane is None else plane
     if providers is None:
         isolation = isolation or await isolation_of(settings)
-        providers = sandboxes.all_of(settings, state_dir, store, replica_id, clock, isolation)
+        providers = sandboxes.all_of(settings, state_dir, store, replica_id, clock, isolation, keys)
     if not plane.shared:
         counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
     tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)

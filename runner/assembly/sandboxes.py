@@ -20,6 +20,7 @@ from runner.sandbox.daytona.terms import Terms
 from runner.sandbox.isolation import Isolation
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Provider
+from runner.session.keys import KeyBook
 from runner.store.port import Store
 
 API_URL: Final = "https://app.daytona.io/api"
@@ -30,10 +31,17 @@ log = logging.getLogger("runner")
 
 
 def all_of(
-    settings: Settings, state_dir: Path, store: Store, replica_id: str, clock: Clock, isolation: Isolation
+    settings: Settings,
+    state_dir: Path,
+    store: Store,
+    replica_id: str,
+    clock: Clock,
+    isolation: Isolation,
+    keys: KeyBook | None = None,
 ) -> dict[str, Provider]:
-    """The local provider and those that the settings offer besides."""
+    """The local provider and those that the settings offer besides; its cells always reach the proxy of ``keys``."""
     local = LocalProvider(state_dir, store.store_id, replica_id, clock=clock, bounds=isolation)
+    local.own_ports = lambda: (keys.port,) if keys is not None else ()
     return {"local": local, **daytona(settings, state_dir, store.store_id, replica_id, clock)}
 
 

@@ -26,7 +26,6 @@ COMMAND_VARIABLES: Final = frozenset(
 )
 
 NOT_BUILT: Final[dict[str, tuple[Any, ...]]] = {
-    "local.network": ("shared", "none"),
     "pool.spares": (0,),
 }
 

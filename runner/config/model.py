@@ -23,6 +23,7 @@ from runner.config.strict import STRICT
 from runner.ids import valid_id
 from runner.redaction import MASK, without_password
 from runner.resources import state_dir as state_dir
+from runner.rules.egress import MOST_PORTS, AllowList
 
 MIB: Final = 1024 * 1024
 POSTGRESQL: Final = ("postgresql://", "postgres://")
@@ -185,6 +186,16 @@ class Local(Section):
     pids: Count = 1024
     cpus: Window = 0
     network: Literal["shared", "none", "proxy"] = "shared"
+    allow_hosts: list[str] = []
+    """Where cells with the network ``proxy`` may connect to: ``rules.egress.entry``."""
+
+    @model_validator(mode="after")
+    def _hosts_are_for_the_proxy(self) -> Local:
+        if self.allow_hosts and self.network != "proxy":
+            raise ValueError("allow_hosts needs network = proxy")
+        if len(AllowList.of(self.allow_hosts).loopback_ports()) > MOST_PORTS:
+            raise ValueError(f"allow_hosts names at most {MOST_PORTS} ports of this machine")
+        return self
 
 
 class Leases(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 Reply = dict[str, Any]
 MAX_LINE: Final = 4 * 1024 * 1024
 _CHUNK: Final = 65536
+_MOST_PASSED: Final = 128
 
 
 class ControlChannel:
@@ -32,6 +34,7 @@ class ControlChannel:
         self._last_id = 0
         self._unread = b""
         self._unsent = bytearray()
+        self._passed: list[int] = []
         self.ended = False
         self._loop.add_reader(end, self._read)
 
@@ -73,7 +76,8 @@ class ControlChannel:
     def _read(self) -> bool:
         """Take one chunk; False when there was none or the channel ended."""
         try:
-            data = self._socket.recv(_CHUNK)
+            data, passed, _, _ = socket.recv_fds(self._socket, _CHUNK, _MOST_PASSED, socket.MSG_CMSG_CLOEXEC)
+            self._passed += passed
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -82,6 +86,11 @@ class ControlChannel:
         if not data or not all(map(self._take, lines)) or len(self._unread) > MAX_LINE:
             self._end()
         return not self.ended
+
+    def passed(self) -> list[int]:
+        """Descriptors that came with the messages so far; the caller owns them."""
+        passed, self._passed = self._passed, []
+        return passed
 
     def _take(self, line: bytes) -> bool:
         try:
@@ -118,6 +127,8 @@ class ControlChannel:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
+        for fd in self.passed():
+            os.close(fd)
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():

@@ -15,6 +15,7 @@ from typing import Final
 
 from runner.resources import resource_path
 from runner.rules.cell_view import ETC, CellView, System, below, bubblewrap, toolchain
+from runner.rules.egress import AllowList
 from runner.rules.isolation import Choice, Level, Limits, Network, Probed
 from runner.sandbox.cgroups import Cgroups
 from runner.sandbox.workspace import write_private
@@ -42,6 +43,7 @@ class Isolation:
         level, why, network, limits: see ``rules.isolation.Choice``.
         program: bubblewrap.
         system: what every cell sees.
+        allowed: where a cell may connect to, with the network ``proxy``.
         groups: where control groups are made, None where none keeps a limit.
     """
 
@@ -52,6 +54,7 @@ class Isolation:
     program: str = ""
     system: System = field(default_factory=lambda: System(()))
     groups: Cgroups | None = None
+    allowed: AllowList = field(default_factory=AllowList)
 
     def view(self) -> dict[str, object]:
         """For ``/health`` and ``doctor``."""

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from runner.ids import valid_id
 from runner.sandbox.census import MARKER, kill_all, marker
 from runner.sandbox.confining import Confining
 from runner.sandbox.copying import COPY_SECONDS, Budget, TooMuch, copy_tree
+from runner.sandbox.egress import Egress
 from runner.sandbox.init_process import spawn_init
 from runner.sandbox.isolation import NOTHING, Isolation, write_accounts
 from runner.sandbox.local_files import LocalFiles
@@ -58,6 +59,8 @@ class LocalProvider:
         self._bounds = bounds
         if bounds.groups is not None:
             bounds.groups.sweep()
+        self.own_ports: Callable[[], Sequence[int]] = tuple
+        """Loopback ports of the runner that a cell may use whatever ``[local] allow_hosts`` says."""
         self._live: dict[str, LocalSandbox] = {}
         self._closed = False
 
@@ -139,7 +142,7 @@ class LocalProvider:
         sandbox = self._forked(spec, paths, text)
         self._live[spec.seat_id] = sandbox
         try:
-            await sandbox.begin(spec.argv, {**BASE_ENV, **spec.env, **own})
+            await sandbox.begin(spec.argv, {**BASE_ENV, **sandbox.network_env, **spec.env, **own})
         except BaseException:
             await shielded(sandbox.destroy(0.0), UNDO_SECONDS)
             raise
@@ -161,8 +164,11 @@ class LocalProvider:
             group.add(child[0].pid)
             for pid in children(child[0].pid):
                 group.add(pid)
-        own = Bounds(bounds, cell.confine(), group)
+        own = Bounds(bounds, cell.confine(), group, self._way_out(spec.seat_id))
         return LocalSandbox(spec.seat_id, text, str(paths.workspace), own, child, self._gone)
+
+    def _way_out(self, name: str) -> Egress | None:
+        return Egress(name, self._bounds.allowed, self.own_ports()) if self._bounds.network == "proxy" else None
 
     def _gone(self, sandbox: LocalSandbox) -> None:
         self._live.pop(sandbox.seat_id, None)

@@ -20,6 +20,7 @@ from runner.errors import RunnerError
 from runner.sandbox.census import kill_all
 from runner.sandbox.cgroups import Cgroup
 from runner.sandbox.control import ControlChannel, Reply, answer
+from runner.sandbox.egress import Egress
 from runner.sandbox.init_process import InitProcess, Pipes
 from runner.sandbox.isolation import NOTHING, Isolation
 from runner.sandbox.namespace import Namespace
@@ -43,11 +44,13 @@ class Bounds:
         isolation: level and limits.
         confine: the init's ``confine`` (Landlock paths, a bound on processes).
         group: its control group.
+        egress: its way out, where that is a proxy.
     """
 
     isolation: Isolation = NOTHING
     confine: Mapping[str, Any] = field(default_factory=dict)
     group: Cgroup | None = None
+    egress: Egress | None = None
 
 
 class LocalMark:
@@ -151,6 +154,11 @@ class LocalSandbox:
         return self._bounds.isolation.limits.view()
 
     @property
+    def network_env(self) -> Mapping[str, str]:
+        """Variables that tell its programs of the proxy."""
+        return self._bounds.egress.variables if self._bounds.egress is not None else {}
+
+    @property
     def woken(self) -> bool:
         """Nothing sleeps here."""
         return False
@@ -162,6 +170,9 @@ class LocalSandbox:
             RunnerError: ``harness_start_failed`` with the system's reason, ``sandbox_start_failed``.
         """
         self._env = dict(env)
+        why = await self._bounds.egress.open(self._control) if self._bounds.egress is not None else ""
+        if why:
+            raise RunnerError("sandbox_start_failed", f"The cell has no way out: {why}{self._cause()}.")
         limits = self._bounds.isolation.limits
         memory = limits.memory_bytes if limits.memory_by == "init" else 0
         more = {"confine": dict(self._bounds.confine), "memory_bytes": memory}
@@ -292,6 +303,8 @@ class LocalSandbox:
         except BaseException:
             self._control.close()
             raise
+        if self._bounds.egress is not None:
+            await self._bounds.egress.close()
         if gone.proven:
             self._close()
             self._gone = gone

@@ -141,7 +141,6 @@ def test_bounds_are_named(tmp_path: Path, text: str, name: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("local.network", "proxy"),
         ("pool.spares", "1"),
     ],
 )

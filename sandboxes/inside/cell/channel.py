@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 4 * 1024 * 1024
 MAX_UNSENT = 1024 * 1024
+HAND_OVER_SECONDS = 1.0
 _CHUNK = 65536
 
 
@@ -85,6 +86,15 @@ class Channel:
         while self._unsent and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)
             self.flush()
+
+    def hand_over(self, descriptors: list[int]) -> bool:
+        """Pass descriptors to the peer ahead of the next message; False when it does not take them."""
+        self.flush_within(HAND_OVER_SECONDS)
+        try:
+            # Whitespace before a JSON line: descriptors travel with a byte.
+            return not self._unsent and socket.send_fds(self._socket, [b" "], descriptors) == 1
+        except OSError:
+            return False
 
     def fileno(self) -> int:
         return self._socket.fileno()

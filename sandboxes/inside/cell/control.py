@@ -7,6 +7,7 @@ Requests carry an ``id`` that the reply repeats: ``{"id", "ok": true, …}`` or 
 op         members                                                     reply
 =========  ==========================================================  ===============================
 spawn      argv, env, cwd, keep? [text], helpers? [text]               pid
+listen     ports [number]                                              ports [number]
 run        run, argv, env, cwd, limit?                                 code, signal, truncated
 mark       turn                                                        count
 kill_turn  turn, since?, seconds?, spare_agent?                        killed, survivors [pid]
@@ -15,6 +16,7 @@ teardown   grace_seconds?, seconds?                                    proof, ki
 ps         turn?                                                       processes, truncated, agent
 =========  ==========================================================  ===============================
 
+``listen`` makes listening sockets on 127.0.0.1 inside, and passes them along with its reply.
 ``run`` starts one command at a time beside the agent, and is answered when its own process is gone.
 ``confine``: {read?, write?, processes?}: Landlock paths and RLIMIT_NPROC of the agent and of every later ``run``.
 ``memory_bytes``: what all processes may have together; beyond it all are killed.
@@ -37,6 +39,7 @@ from cell.command import Command
 from cell.confine import Confinement
 from cell.kill import Children, Teardown, TurnKill
 from cell.memory import MemoryWatch
+from cell.network import listen, ports_of
 from cell.processes import command_line, descendants, living, read_stat
 from cell.request import BadRequest, confinement_of, count_of, program_of, seconds_of, text_of, texts_of
 from cell.spawn import SpawnError, close_on_exec, let_go_of_stdio, spawn, take_stdio
@@ -210,6 +213,17 @@ class Init:
         if reply is not None:
             self._channel.send({"id": identity, **reply})
 
+    def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
+        ports = ports_of(request)
+        listeners = listen(ports)
+        try:
+            if not self._channel.hand_over([item.fileno() for item in listeners]):
+                raise BadRequest("the listening sockets were not taken")
+        finally:
+            for item in listeners:
+                item.close()
+        return {"ok": True, "ports": ports}
+
     def _spawn(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._spawned:
             raise BadRequest("the agent was started already")
@@ -324,6 +338,7 @@ class Init:
 
 _OPERATIONS = {
     "spawn": Init._spawn,
+    "listen": Init._listen,
     "run": Init._run,
     "mark": Init._mark,
     "kill_turn": Init._kill_turn,
