@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Serve
-from tests.e2e.server import Server
+from tests.e2e.server import Server, until
 from tests.e2e.talk import Talk
 
 LIMITS = "[local]\nmemory_bytes = 2147483648\npids = 300\n"
@@ -115,3 +116,43 @@ for line in sys.stdin:
     if result is not None:
         print(json.dumps({"jsonrpc": "2.0", "id": frame["id"], "result": result}), flush=True)
 """
+
+
+SECRET = "marker-of-a-secret-1234"
+
+
+def told(server: Server) -> list[str]:
+    """Where the secret stands: files of the server with its log, command lines of this machine."""
+    files = [path for path in server.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    lines = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    return [str(path) for path in (*files, *lines) if SECRET.encode() in content(path)]
+
+
+def content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_a_secret_is_in_no_command_line_file_or_log(serve: Serve) -> None:
+    """Case K3: while it is used, behind a kill of the runner, and behind the end of its session."""
+    server = serve()
+    async with server.client() as client:
+        talk = Talk(server, client, "s", harness="demo", secrets={"TOKEN_OF_MINE": SECRET})
+        has = f'test "$TOKEN_OF_MINE" = {SECRET[:10]}$(echo {SECRET[10:]}) && echo has > has'
+        turn = talk.dispatch(f"/tool {has} && sleep 600")
+        await until((server.workspace("s") / "has").exists, "the tool has the secret")
+        assert told(server) == []
+        server.kill()
+        await turn.drop()
+    server.assert_nobody()
+    assert told(server) == []
+    server.start()
+    async with server.client() as client:
+        talk.client = client
+        assert (await talk.prompt(f"/tool {has}"))["text"] == "exit code 0"
+        assert told(server) == []
+        await client.kill("s")
+        await client.delete("s")
+    assert told(server) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -126,7 +128,7 @@ async def test_a_drop_loses_nothing_and_repeats_nothing(bridge: BridgeProcess, p
 
 
 async def test_what_was_said_without_a_connection_is_heard_later(bridge: BridgeProcess, tmp_path: Path) -> None:
-    """Case C2: the agent goes on while the runner is away, and is held back when the ring is full."""
+    """The agent goes on while the runner is away, and is held back when the ring is full."""
     door = asyncio.Event()
     door.set()
 
@@ -292,3 +294,25 @@ async def test_a_round_trip_is_short(place: RemoteSandbox) -> None:
     began = loop.time()
     await talk.say("x" * (1 << 20))
     print(f"1 MiB {(loop.time() - began) * 1000:.1f} ms")
+
+
+async def test_a_bridge_too_busy_for_pings_is_resumed(
+    bridge: BridgeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case E12: the connection is given up and made anew; the same agent goes on, and hears each message once."""
+    monkeypatch.setattr("runner.acp.websocket.PING_SECONDS", 0.2)
+    place = sandbox(bridge, tmp_path)
+    program = "import os, sys\nfor line in sys.stdin: print(os.getpid(), len(line), line[:6], end='\\n', flush=True)"
+    talk = await begun(place, sys.executable, "-I", "-c", program)
+    big = b"x" * (3 << 19)
+    first = (await talk.say("before")).split()
+    os.kill(bridge.process.pid, signal.SIGSTOP)
+    place.transport.send(b"unread" + big + b"\n")
+    await bed.until(lambda: place.transport.connection._peer is None, "the ping is missed")
+    place.transport.send(b"behind" + big + b"\n")
+    os.kill(bridge.process.pid, signal.SIGCONT)
+    heard = [(await talk.line()).split() for _ in range(2)]
+    assert heard == [[first[0], str(len(big) + 7), word] for word in ("unread", "behind")]
+    assert (await talk.say("after")).split() == [first[0], "6", "after"]
+    assert place.transport.connection.connections > 1
+    assert (await place.destroy(0.0)).proven
