@@ -107,6 +107,9 @@ class Provisioner:
         if "operate" not in caller.scopes:
             raise RunnerError("forbidden", "workspace.path: needs the scope operate.", field="workspace.path")
         real = path.resolve()
+        if real.is_relative_to(self._state_dir.resolve()):
+            text = f"workspace.path: {path} is the runner's own."
+            raise RunnerError("forbidden", text, field="workspace.path")
         roots = [root.resolve() for root in self._settings.local.roots]
         if roots and not any(real.is_relative_to(root) for root in roots):
             raise RunnerError("forbidden", f"workspace.path: {path} is under no [local] root.", field="workspace.path")

@@ -14,6 +14,7 @@ from runner.rules import files as rules
 from runner.rules.files import Precondition, etag_of
 from runner.server import files as server_files
 from tests.server.double import FakeSessions, auth
+from tests.server.neighbours import Neighbours
 
 S1 = "/v1/sessions/s1"
 
@@ -167,3 +168,35 @@ async def test_a_client_that_leaves_does_not_stop_its_write(http: ClientSession,
     async with asyncio.timeout(5):
         while sessions.files.disk["a.txt",] != b"left":
             await asyncio.sleep(0.001)
+
+
+async def test_they_are_the_owner_s_to_answer_and_a_plane_asks_a_runner() -> None:
+    """Reads too: the store that replicas share has no files (DESIGN 3.1.10)."""
+    two = Neighbours()
+    try:
+        for name in ("a", "b"):
+            await two.add(name)
+        two.book.holder = "b"
+        two.sessions["b"].files.disk["ü", "x"] = every = bytes(range(256)) * 300
+        name = "%C3%BC%2Fx"
+        assert await ask(two.clients["a"], "GET", f"{S1}/files/{name}") == (200, every)
+        async with two.clients["a"].head(f"{S1}/files/a.txt") as answer:
+            assert (answer.status, answer.headers["Content-Length"]) == (200, "5")
+        assert (await ask(two.clients["a"], "PUT", f"{S1}/files/new", data=every))[0] == 201
+        assert (await ask(two.clients["a"], "PUT", f"{S1}/files/new", headers={"If-None-Match": "*"}))[0] == 412
+        assert (await ask(two.clients["a"], "GET", f"{S1}/files?path=%C3%BC"))[1]["items"][0]["name"] == "x"
+        two.sessions["b"].error = RunnerError("session_starting", "No.", retry_after=1)
+        status, problem = await ask(two.clients["a"], "GET", f"{S1}/files/new")
+        assert (status, problem["code"]) == (409, "session_starting")
+        assert two.sessions["a"].calls == []
+        two.book.holder = None
+        await two.add("plane", gateway=True)
+        for path in ("files/a.txt", "files"):
+            assert (await ask(two.clients["plane"], "GET", f"{S1}/{path}"))[0] == 503
+        await two.add("r1")
+        for method, path in (("GET", "files/a.txt"), ("HEAD", "files/a.txt"), ("GET", "files"), ("PUT", "files/a.txt")):
+            assert (await ask(two.clients["plane"], method, f"{S1}/{path}"))[0] == 200
+        assert [call[0] for call in two.sessions["r1"].calls] == ["read", "read", "list", "write"]
+        assert two.sessions["plane"].calls == []
+    finally:
+        await two.close()

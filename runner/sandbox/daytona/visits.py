@@ -128,6 +128,8 @@ class Visits:
         Raises:
             RunnerError: ``session_starting``, ``runner_at_capacity``, ``sandbox_lost``, ``sandbox_start_failed``.
         """
+        if self._shut:
+            raise _later("the runner is shutting down")
         deadline = self._clock.monotonic() + PATIENCE_SECONDS
         service = await self._ground.service()
         while True:
