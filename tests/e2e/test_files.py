@@ -98,6 +98,9 @@ async def test_a_directory_of_the_host_shows_its_own_files_only(serve: Serve, tm
             assert await refused(client.read_file("host", path)) == ("not_found", 404)
         assert await refused(client.write_file("host", "state/lock", b"")) == ("not_found", 404)
         assert await refused(client.files("host", "state")) == ("not_found", 404)
+        for inner in (server.state_dir, server.state_dir / "workspaces"):
+            refusal = await Talk(server, client, "inner", workspace={"path": str(inner)}).refused()
+            assert (refusal.code, "workspace.path" in str(refusal)) == ("forbidden", True)
         if os.geteuid() == 0:
             (checkout / "theirs").mkdir()
             os.chown(checkout / "theirs", 1234, 1235)
