@@ -348,7 +348,7 @@ class AgentConnection:
         tail = self.stderr_tail()
         self._end(
             RunnerError(
-                "harness_exited",
+                "sandbox_lost" if info.lost else "harness_exited",
                 f"The agent ended: {info}.{self.last_words()}",
                 exit_code=info.code,
                 signal=info.signal,

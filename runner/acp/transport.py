@@ -14,11 +14,13 @@ class ExitInfo:
         code: exit status, when it exited.
         signal: signal number, when it was killed.
         reason: a sentence when there is no exit status ("the sandbox is gone").
+        lost: the place where it ran went with it, so it is not the agent's doing.
     """
 
     code: int | None = None
     signal: int | None = None
     reason: str | None = None
+    lost: bool = False
 
     def __str__(self) -> str:
         if self.code is not None:

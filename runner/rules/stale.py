@@ -26,6 +26,6 @@ def gone(error: RunnerError, *, cut: bool, updated: bool) -> RunnerError:
         cut: the agent ended before all of the frame was taken.
         updated: an update came: it was read.
     """
-    if error.code != "harness_exited" or updated or not cut:
+    if error.code not in ("harness_exited", "sandbox_lost") or updated or not cut:
         return error
     return RunnerError("delivery_unknown", f"It is not known whether the agent has read the prompt. {error.message}")

@@ -275,7 +275,7 @@ class LocalSandbox:
     def _ended(self) -> None:
         if self._teardown is None:
             log.warning("sandbox %s lost its init (pid %d)", self.seat_id, self._init.pid)
-        self._agent_gone(ExitInfo(reason="the sandbox is gone"))
+        self._agent_gone(ExitInfo(reason="the sandbox is gone", lost=True))
 
     def _agent_gone(self, info: ExitInfo) -> None:
         """The first report counts."""

@@ -99,7 +99,7 @@ class MemorySandbox:
         if not agent.cancelled():
             info = ExitInfo(code=0 if agent.exception() is None else 1)
         elif self._lost.is_set():
-            info = ExitInfo(reason="the sandbox is gone")
+            info = ExitInfo(reason="the sandbox is gone", lost=True)
         else:
             info = ExitInfo(signal=9)
         self._transport.agent.exit(info)

@@ -195,7 +195,7 @@ class RemoteSandbox:
         for future in waiting.values():
             if not future.done():
                 future.set_result(None)
-        self._transport.process_exited(ExitInfo(reason="the sandbox is gone"))
+        self._transport.process_exited(ExitInfo(reason="the sandbox is gone", lost=True))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

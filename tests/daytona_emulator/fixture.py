@@ -88,6 +88,11 @@ class EmulatorProcess:
         found: dict[str, str] = self._call("GET", "/__emu/snapshots")
         return found
 
+    def sandboxes(self) -> list[dict[str, Any]]:
+        """``state()["sandboxes"]``, at once."""
+        found: list[dict[str, Any]] = self._call("GET", "/__emu/sandboxes")
+        return found
+
     def exchanges(self) -> list[dict[str, Any]]:
         """Every exchange so far; see ``recording.Exchange``."""
         found: list[dict[str, Any]] = self._call("GET", "/__emu/exchanges")

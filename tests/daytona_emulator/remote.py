@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -30,6 +30,7 @@ class Remote:
             web.post("/__emu/bake", self._bake),
             web.get("/__emu/state", self._state),
             web.get("/__emu/snapshots", self._snapshots),
+            web.get("/__emu/sandboxes", self._sandboxes),
             web.get("/__emu/exchanges", self._exchanges),
         ]
 
@@ -66,13 +67,19 @@ class Remote:
     async def _state(self, request: web.Request) -> web.Response:
         """Sandboxes, listeners of events, requests that met a fault, processes."""
         emulator = self._emulator
-        boxes = [
-            {"id": box.id, "name": box.name, "state": box.state, "labels": box.labels, "home": str(box.home)}
-            for box in emulator.boxes.all()
-        ]
         alive = await emulator.processes.look()
         told = {"faults": emulator.faults.hits, "listeners": emulator.events.listeners}
-        return web.json_response({"sandboxes": boxes, "processes": alive, **told})
+        return web.json_response({"sandboxes": self._boxes(), "processes": alive, **told})
+
+    async def _sandboxes(self, request: web.Request) -> web.Response:
+        """The sandboxes alone, without a look at every process of the machine."""
+        return web.json_response(self._boxes())
+
+    def _boxes(self) -> list[dict[str, Any]]:
+        return [
+            {"id": box.id, "name": box.name, "state": box.state, "labels": box.labels, "home": str(box.home)}
+            for box in self._emulator.boxes.all()
+        ]
 
     async def _snapshots(self, request: web.Request) -> web.Response:
         return web.json_response(self._emulator.catalogue.states())

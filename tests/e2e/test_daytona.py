@@ -31,7 +31,7 @@ orphan_seconds = {orphan_seconds}
 
 
 def states(emulator: EmulatorProcess) -> list[str]:
-    boxes = emulator.state()["sandboxes"]
+    boxes = emulator.sandboxes()
     return [box["state"] for box in boxes if box["state"] not in ("destroying", "destroyed")]
 
 
@@ -110,9 +110,9 @@ async def test_a_lost_sandbox_fails_its_turn_and_the_next_one_works(
         assert (await talk.prompt("one"))["ok"]
         running = talk.dispatch("/tool sleep 300")
         await running.event("tool_call")
-        daytona_emulator.scenario("auto_stop", sandbox=daytona_emulator.state()["sandboxes"][0]["name"])
+        daytona_emulator.scenario("auto_stop", sandbox=daytona_emulator.sandboxes()[0]["name"])
         failed = await running.result()
-        assert (failed["ok"], failed["outcome"]) == (False, "failed")
+        assert (failed["ok"], failed["outcome"], failed["error"]["code"]) == (False, "failed", "sandbox_lost")
         again = await talk.prompt("two")
         assert (again["ok"], again["start"]) == (True, "woken")
 

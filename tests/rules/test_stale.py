@@ -22,6 +22,8 @@ def test_only_a_bare_answer_behind_a_cancel_is_stale(facts: tuple[bool, ...]) ->
     ("code", "cut", "updated", "found"),
     [
         ("harness_exited", True, False, "delivery_unknown"),
+        ("sandbox_lost", True, False, "delivery_unknown"),
+        ("sandbox_lost", False, False, "sandbox_lost"),
         ("harness_exited", True, True, "harness_exited"),
         ("harness_exited", False, False, "harness_exited"),
         ("harness_unresponsive", True, False, "harness_unresponsive"),

@@ -44,11 +44,11 @@ def spec(session: str = "ses_1", *argv: str, seconds: float = 30.0, **changes: A
 
 def states(emulator: EmulatorProcess) -> dict[str, str]:
     """Name to state of what the service has, but for what it is deleting."""
-    boxes = emulator.state()["sandboxes"]
+    boxes = emulator.sandboxes()
     return {box["name"]: box["state"] for box in boxes if box["state"] not in ("destroying", "destroyed")}
 
 
 def disk(emulator: EmulatorProcess, name: str) -> Path:
     """The home of a sandbox, on this machine."""
-    (home,) = (box["home"] for box in emulator.state()["sandboxes"] if box["name"] == name)
+    (home,) = (box["home"] for box in emulator.sandboxes() if box["name"] == name)
     return Path(home)
