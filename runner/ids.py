@@ -14,6 +14,8 @@ CURSOR_PATTERN: Final = re.compile(r"(0|[1-9][0-9]{0,15})\.(0|[1-9][0-9]{0,15})\
 
 Key = tuple[str, str]
 """(project, session_id)."""
+SPARES: Final = ".spares"
+"""Stands for the project of what no session owned at its start; no project can have this id."""
 Cursor = tuple[int, int]
 """(epoch, n), written ``<epoch>.<n>``."""
 

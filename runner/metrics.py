@@ -90,6 +90,7 @@ SEATS_MAX: Final = Family("acp_runner_seats_max", "gauge", "[pool] max_seats; th
 TEARDOWNS_UNPROVEN: Final = Family(
     "acp_runner_teardowns_unproven_total", "counter", "Tries to tear a sandbox down that could not be proven."
 )
+SPARES: Final = Family("acp_runner_spares_total", "counter", "What became of spares.", ("event",))
 
 DAYTONA_SANDBOXES: Final = Family("acp_runner_daytona_sandboxes", "gauge", "Sandboxes at Daytona.", ("state",))
 DAYTONA_MAX: Final = Family("acp_runner_daytona_sandboxes_max", "gauge", "[daytona] max_running; 0: no bound here.")

@@ -56,6 +56,7 @@ class SeatState(StrEnum):
     IDLE = "idle"
     AWAITING_APPROVAL = "awaiting_approval"
     ASLEEP = "asleep"
+    SPARE = "spare"
     DESTROYED = "destroyed"
 
 

@@ -37,7 +37,7 @@ def read_replica(counts: Metrics, coordinator: Coordinator, registry: Registry, 
         yield Sample(metrics.SEATS_MAX, pool.book.max_seats)
         yield Sample(metrics.TEARDOWNS_UNPROVEN, pool.unproven)
         states = Counter(seat.state for seat in pool.book.seats.values())
-        shown = (SeatState.BUSY, SeatState.IDLE, SeatState.AWAITING_APPROVAL)
+        shown = (SeatState.BUSY, SeatState.IDLE, SeatState.AWAITING_APPROVAL, SeatState.SPARE)
         yield from samples(metrics.SEATS, [(state.value, states[state]) for state in shown])
         yield Sample(metrics.SEATS, len(pool.asleep), (SeatState.ASLEEP.value,))
         yield Sample(metrics.SEATS, len(pool.book.tearing), (TEARING_DOWN,))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.acp.answers import PROTOCOL_VERSION
-from runner.assembly import gauges, lending, sandboxes
+from runner.assembly import gauges, lending, sandboxes, spares
 from runner.assembly.choices import is_http
 from runner.assembly.isolating import isolation_of
 from runner.assembly.leftovers import end_leftovers, handed_in
@@ -92,6 +92,8 @@ class Replica:
         await self.coordinator.drain(self.settings.turn.drain_seconds)
         if self.mirrors is not None:
             await self.mirrors.close()
+        if self.services.spares is not None:
+            await self.services.spares.close()
         if not await self.services.pool.close(TEARDOWN_SECONDS):
             log.error("some sandboxes could not be proven gone")
         await self.services.tasks.close()
@@ -144,9 +146,8 @@ async def build(
     if providers is None:
         isolation = isolation or await isolation_of(settings)
         providers = sandboxes.all_of(settings, state_dir, store, replica_id, clock, isolation, keys)
-    if not plane.shared:
-        counting.turns_lost(metrics, await end_leftovers(store, clock, live_dir))
-    tasks, calls, stories = Tasks("sessions"), _Calls(metrics), Stories(clock.now_ms)
+    lost = 0 if plane.shared else await end_leftovers(store, clock, live_dir)
+    tasks, calls, stories = Tasks("sessions"), _Calls(metrics, lost), Stories(clock.now_ms)
     provisioner = _provisioner(settings, state_dir, providers, clock, tasks, keys)
     pool = Pool(_book(settings, stories), clock, calls.seat_removed, provisioner.logins.give_back, providers)
     file = LiveFile(live_dir, replica_id, clock.monotonic) if live_dir else None
@@ -168,6 +169,7 @@ async def build(
         owners=_owners(settings, state_dir, replica_id, plane, store, clock, registry, proven_dead, metrics),
         reload=registry.reload,
     )
+    services = await spares.added(services)
     calls.join(services.owners, Coordinator(services, registry, lambda: facts(replica_id, provisioner, isolation)))
     replica = Replica(replica_id, settings, calls.coordinator, services, plane, providers, live, live_file=file)
     return await _take_part(replica, registry)
@@ -254,6 +256,8 @@ async def _take_part(replica: Replica, registry: Registry) -> Replica:
         gauges.read_retention(services.metrics, retention)
         old: dict[str, Job] = {"retention": retention}
         services.tasks.spawn("retention", Sweep(replica.plane, replica.replica_id, old, lease="retention").run())
+    if services.spares is not None:
+        services.spares.stir()
     return replica
 
 
@@ -271,8 +275,9 @@ class _Calls:
     coordinator: Coordinator
     owners: Owners
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, lost: int) -> None:
         self.metrics = metrics
+        counting.turns_lost(metrics, lost)
 
     def join(self, owners: Owners, coordinator: Coordinator) -> None:
         self.owners, self.coordinator = owners, coordinator

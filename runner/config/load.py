@@ -25,10 +25,6 @@ COMMAND_VARIABLES: Final = frozenset(
     {"ACP_RUNNER_URL", "ACP_RUNNER_TOKEN", "ACP_RUNNER_CONFIG", "ACP_RUNNER_STATE_DIR"}
 )
 
-NOT_BUILT: Final[dict[str, tuple[Any, ...]]] = {
-    "pool.spares": (0,),
-}
-
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """Read the file and the variables; a variable overrides the file, value by value.
@@ -56,10 +52,6 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
         settings: Settings = Loaded()
     except ValidationError as error:
         raise _refusal(error, file, variables) from None
-    for dotted, built in NOT_BUILT.items():
-        section, name = dotted.split(".")
-        if getattr(getattr(settings, section), name) not in built:
-            raise _invalid(dotted, "this value is not available in this version", file, variables)
     if settings.records.stream and not settings.store.url:
         raise _invalid("records.stream", "needs a shared store: set [store] url", file, variables)
     settings._file = file

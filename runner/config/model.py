@@ -150,6 +150,8 @@ class Pool(Section):
     approval_seconds: Window | None = None
     stopped_seconds: Window | None = None
     spares: Count = 0
+    spare_seconds: Seconds = 1800
+    spare_harnesses: list[Id] = []
     local: ProviderPool = ProviderPool()
     daytona: DaytonaPool = DaytonaPool()
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from runner.clock import Clock, rfc3339
+from runner.ids import SPARES
 from runner.rules.pool import Book, Cold, Key, Seat
 from runner.rules.reuse import Parked
 from runner.sandbox.port import Disk, Gone, Sandbox
@@ -55,8 +56,10 @@ class Pool(Generic[L]):
     """Owner of every live sandbox of this replica.
 
     ``on_removed(live, verdict)`` is called when a parked seat leaves the map for a reason of the pool's own: expiry,
-    eviction, or an agent that exited by itself. ``on_gone(seat_id)`` is waited for when a teardown is proven, before
-    the seat is free. ``providers`` are asked for what sleeps: it takes no seat, but is shown.
+    eviction, or an agent that exited by itself; of a spare ``on_spare_removed(seat, verdict)`` instead, started or not.
+    ``on_free``: a teardown was proven, so that a seat may be free.
+    ``on_gone(seat_id)`` is waited for when a teardown is proven, before the seat is free. ``providers``
+    are asked for what sleeps: it takes no seat, but is shown.
     """
 
     def __init__(
@@ -72,6 +75,10 @@ class Pool(Generic[L]):
         self._clock = clock
         self.on_removed = on_removed
         self._on_gone = on_gone
+        self.on_spare_removed: Callable[[Seat, str], None] = lambda seat, verdict: None
+        self.on_free: Callable[[], None] = lambda: None
+        self.starting: dict[str, asyncio.Task[None]] = {}
+        """Starts of spares under way, by seat: whoever takes the seat cancels its start."""
         self._live: dict[str, L] = {}
         self._teardowns: dict[str, asyncio.Task[bool]] = {}
         self._tasks = Tasks("pool")
@@ -104,8 +111,17 @@ class Pool(Generic[L]):
         for goner in cold.goners:
             gone = self._live.get(goner.seat_id)
             self._teardown(goner)
-            if gone is not None and goner.key != cold.seat.key:
+            if goner.spare:
+                self.on_spare_removed(goner, "evicted")
+            elif gone is not None and goner.key != cold.seat.key:
                 self.on_removed(gone, "evicted")
+
+    def claim_spare(self, spare_id: str, key: Key, facets: Mapping[str, str], turn_id: str) -> L:
+        """The spare's sandbox becomes the busy seat of a session that has none."""
+        spare = self.book.seats[(SPARES, spare_id)]
+        live = self._live[spare.seat_id]
+        live.seat = self.book.claim_spare(spare, key, facets, turn_id)
+        return live
 
     async def make_room(self, cold: Cold) -> bool:
         """Clear, then wait for the teardowns that the newcomer needs; False when one hangs."""
@@ -132,7 +148,10 @@ class Pool(Generic[L]):
         """Destroy a parked seat and tell its session."""
         if self.book.holds(live.seat):
             self.destroy(live.seat, verdict)
-            self.on_removed(live, verdict)
+            if live.seat.spare:
+                self.on_spare_removed(live.seat, verdict)
+            else:
+                self.on_removed(live, verdict)
 
     def destroy(self, seat: Seat, verdict: str) -> asyncio.Task[bool] | None:
         """Take the seat out of the map, then tear its sandbox down in the background.
@@ -147,7 +166,7 @@ class Pool(Generic[L]):
     def discard(self, seat: Seat, verdict: str) -> None:
         """A booked seat will not be used; what was started for it, if anything, counts until it is proven gone."""
         if self.destroy(seat, verdict) is None:
-            self.book.torn(seat.seat_id)
+            self._torn(seat.seat_id)
 
     def abandon(self, seat: Seat, sandbox: Sandbox, verdict: str) -> asyncio.Task[bool]:
         """A start failed behind the creation of its sandbox: tear it down like any other."""
@@ -161,9 +180,35 @@ class Pool(Generic[L]):
             return known
         live = self._live.pop(seat.seat_id, None)
         if live is None:
-            return None
+            start = self.starting.pop(seat.seat_id, None)
+            return self._give_up(seat.seat_id, start) if start is not None else None
         live.leave()
         return self._prove_later(seat.seat_id, live.sandbox, GRACE_SECONDS)
+
+    def _give_up(self, seat_id: str, start: asyncio.Task[None]) -> asyncio.Task[bool]:
+        start.cancel()
+        task = self._tasks.spawn(f"give up {seat_id}", self._given_up(seat_id, start))
+        self._teardowns[seat_id] = task
+        return task
+
+    async def _given_up(self, seat_id: str, start: asyncio.Task[None]) -> bool:
+        """A start that is cancelled undoes itself; what that leaves to be torn down is waited for."""
+        await asyncio.wait({start})
+        behind = self._teardowns.get(seat_id)
+        if behind is not None and behind is not asyncio.current_task():
+            return await asyncio.shield(behind)
+        self._teardowns.pop(seat_id, None)
+        self._torn(seat_id)
+        return True
+
+    def _torn(self, seat_id: str) -> None:
+        self.book.torn(seat_id)
+        self.on_free()
+
+    async def torn(self, seat: Seat) -> None:
+        """Wait until the teardown of a seat that left the map is proven."""
+        while seat.seat_id in self.book.tearing and seat.seat_id in self._teardowns:
+            await asyncio.wait({self._teardowns[seat.seat_id]})
 
     def _prove_later(self, seat_id: str, sandbox: Sandbox, grace_seconds: float) -> asyncio.Task[bool]:
         task = self._tasks.spawn(f"teardown {seat_id}", self._prove(seat_id, sandbox, grace_seconds))
@@ -186,7 +231,7 @@ class Pool(Generic[L]):
                 if gone.proven:
                     if self._on_gone is not None:
                         await self._on_gone(seat_id)
-                    self.book.torn(seat_id)
+                    self._torn(seat_id)
                     return True
                 self.unproven += 1
                 log.error("sandbox %s would not die: %s left", seat_id, gone.survivors)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from runner.ids import SPARES
 from runner.ids import Key as Key
 from runner.rules.reuse import Parked, reuse_verdict
 from runner.rules.story import Tell, untold
@@ -48,6 +50,11 @@ class Seat:
     turn_id: str | None = None
     start: str = "cold"
     reason: str = "miss"
+
+    @property
+    def spare(self) -> bool:
+        """Whether no session owns it yet; it has a name instead of one."""
+        return self.key[0] == SPARES
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ class Book:
             spare = list(own_waits) + [other for other in self.tearing if other not in own_waits]
             freed = [goner.seat_id] if goner is not None else []
             freed += spare
-            idle = sorted((s for s in self._evictable(now) if s is not goner), key=lambda s: s.parked_at)
+            idle = sorted((s for s in self._evictable(now) if s is not goner), key=lambda s: (not s.spare, s.parked_at))
             while len(freed) < needed and idle:
                 victim = idle.pop(0)
                 goners.append(victim)
@@ -172,7 +179,34 @@ class Book:
         return Cold(seat, reason, tuple(goners), tuple(waits))
 
     def _evictable(self, now: float) -> list[Seat]:
-        return [s for s in self.seats.values() if s.state is SeatState.IDLE and s.claimed_until <= now]
+        free = (SeatState.IDLE, SeatState.SPARE)
+        return [s for s in self.seats.values() if s.state in free and s.claimed_until <= now]
+
+    def book_spare(self, spare_id: str, seat_id: str, provider: str, facets: Mapping[str, str]) -> Seat | None:
+        """A seat for a spare, which may be taken from it for a turn at any time; None when all are taken."""
+        if self.taken >= self.max_seats:
+            return None
+        seat = Seat((SPARES, spare_id), seat_id, 0, provider, facets, state=SeatState.SPARE, expires_at=math.inf)
+        self.seats[seat.key] = seat
+        return seat
+
+    def may_claim_spare(self, key: Key) -> bool:
+        """Whether nothing of the session is here: no seat, none being torn down, no memory of one."""
+        torn = any(seat.key == key for seat in self.tearing.values())
+        return not torn and key not in self.seats and key not in self.generations
+
+    def claim_spare(self, spare: Seat, key: Key, facets: Mapping[str, str], turn_id: str) -> Seat:
+        """The spare's sandbox is a session's from now on: a busy seat under its key, with the same seat id."""
+        self._mine(spare)
+        if not spare.spare or not self.may_claim_spare(key):
+            raise BookError("a spare is for a session that has nothing")
+        seat = Seat(key, spare.seat_id, self._generation(key), spare.provider, facets)
+        seat.turn_id, seat.start = turn_id, "spare"
+        del self.seats[spare.key]
+        self.seats[key] = seat
+        told = {"turn_id": turn_id, "spare_id": spare.key[1]}
+        self.tell(key, seat.seat_id, ("claim_spare", told), SeatState.SPARE, SeatState.BUSY)
+        return seat
 
     def _generation(self, key: Key) -> int:
         """The session's next generation; grows also when the last one was forgotten."""
@@ -214,15 +248,16 @@ class Book:
         """Take the seat out of the map before its teardown starts; it stays counted until ``torn``."""
         self._mine(seat)
         del self.seats[seat.key]
-        self.tell(seat.key, seat.seat_id, ("remove", {"verdict": verdict}), seat.state, SeatState.DESTROYED)
-        seat.state = SeatState.DESTROYED
+        before, seat.state = seat.state, SeatState.DESTROYED
         self.tearing[seat.seat_id] = seat
-        self.verdicts[seat.key] = verdict
+        if not seat.spare:
+            self.tell(seat.key, seat.seat_id, ("remove", {"verdict": verdict}), before, SeatState.DESTROYED)
+            self.verdicts[seat.key] = verdict
 
     def torn(self, seat_id: str) -> None:
         """The teardown is proven: the seat no longer counts."""
         seat = self.tearing.pop(seat_id, None)
-        if seat is not None:
+        if seat is not None and not seat.spare:
             self.tell(seat.key, seat_id, "torn", SeatState.DESTROYED)
 
     def holds(self, seat: Seat) -> bool:

@@ -13,7 +13,8 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import valid_id
+from runner.ids import SPARES, Key, valid_id
+from runner.sandbox import spare_places
 from runner.sandbox.census import MARKER, kill_all, marker
 from runner.sandbox.confining import Confining
 from runner.sandbox.copying import COPY_SECONDS, Budget, TooMuch, copy_tree
@@ -24,7 +25,7 @@ from runner.sandbox.local_files import LocalFiles
 from runner.sandbox.local_sandbox import Bounds, LocalSandbox
 from runner.sandbox.namespace import children
 from runner.sandbox.port import Condition, Copied, Disk, Paths, SandboxSpec
-from runner.sandbox.workspace import check_files, open_directory, remove_tree, write_given, write_private
+from runner.sandbox.workspace import check_files, open_directory, write_given, write_private
 from runner.tasks import shielded
 
 BASE_ENV: Final[Mapping[str, str]] = {
@@ -90,7 +91,7 @@ class LocalProvider:
         Raises:
             RunnerError: ``invalid_request`` for ids that could leave the state directory, or a relative path.
         """
-        if not (valid_id(project) and valid_id(session_id)):
+        if not ((project == SPARES or valid_id(project)) and valid_id(session_id)):
             raise RunnerError("invalid_request", "A project or session id may hold letters, digits, “_” and “-” only.")
         if workspace_path is not None and not workspace_path.is_absolute():
             raise RunnerError("invalid_request", "workspace.path must be absolute.", field="workspace.path")
@@ -120,7 +121,11 @@ class LocalProvider:
         own = [paths.home, paths.tmp] if spec.workspace_path is not None else [paths.home, paths.tmp, paths.workspace]
         if _identity(paths.home) is None:
             self._make(paths.home.parent)
+            if spec.spare:
+                spare_places.begin(paths.home.parent)
             write_private(paths.home.parent, {IDENTITY: secrets.token_hex(16).encode()})
+        if spec.project == SPARES and not spec.spare:
+            spare_places.adopt(self._state_dir, spec.session_id)
         for path in own:
             self._make(path)
         if self._bounds.level == "cell":
@@ -195,18 +200,18 @@ class LocalProvider:
         workspace = self.paths(project, session_id, workspace_path).workspace
         return LocalFiles(self._state_dir, workspace, own=workspace_path is None)
 
-    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+    async def copy_workspace(self, source: Key, to: Key) -> Copied:
         """See ``port.Provider.copy_workspace``: at most 1 GiB, 100,000 entries, one minute."""
-        for name in (session_id, to):
-            self.paths(project, name, None)
-        source, target = (("workspaces", project, name) for name in (session_id, to))
-        work = asyncio.to_thread(copy_tree, self._state_dir, source, target, Budget(time.monotonic() + COPY_SECONDS))
+        for key in (source, to):
+            self.paths(*key, None)
+        budget = Budget(time.monotonic() + COPY_SECONDS)
+        work = asyncio.to_thread(copy_tree, self._state_dir, ("workspaces", *source), ("workspaces", *to), budget)
         try:
             found = await shielded(work, 2 * COPY_SECONDS)
         except (TooMuch, TimeoutError):
             return "too_large"
         except OSError as error:
-            raise RunnerError("internal", f"The workspace of {session_id} was not copied: {error}.") from error
+            raise RunnerError("internal", f"The workspace of {source[1]} was not copied: {error}.") from error
         return "copied" if found else "none"
 
     async def remove(self, project: str, session_id: str, used: bool = True) -> None:
@@ -217,15 +222,26 @@ class LocalProvider:
         """
         self.paths(project, session_id, None)
         try:
-            await shielded(asyncio.to_thread(self._remove, project, session_id), FILES_SECONDS)
+            await shielded(asyncio.to_thread(spare_places.remove, self._state_dir, project, session_id), FILES_SECONDS)
         except OSError as error:
             raise RunnerError(
                 "internal", f"The files of session {session_id} were not all deleted: {error}."
             ) from error
 
-    def _remove(self, project: str, session_id: str) -> None:
-        for folder in ("workspaces", "homes"):
-            remove_tree(self._state_dir, (folder, project, session_id))
+    def adopt(self, spare_id: str) -> None:
+        """See ``port.SpareProvider.adopt``."""
+        spare_places.adopt(self._state_dir, spare_id)
+
+    def untouched(self, project: str, session_id: str) -> bool:
+        """See ``port.SpareProvider.untouched``."""
+        return spare_places.untouched(self._state_dir, project, session_id)
+
+    async def sweep_spares(self) -> int:
+        """See ``port.SpareProvider.sweep_spares``."""
+        found, errors = await asyncio.to_thread(spare_places.sweep, self._state_dir, IDENTITY)
+        for error in errors:
+            log.error("what is left of a spare could not be removed: %s", error)
+        return found
 
     async def close(self) -> None:
         """Destroy what is left and start nothing more; what no init can answer for is killed by the census."""

@@ -12,6 +12,7 @@ from runner.acp.memory import MemoryAgent, MemoryTransport
 from runner.acp.transport import ExitInfo
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.ids import SPARES, Key
 from runner.rules.files import file_names
 from runner.sandbox.memory_files import ByNames, MemoryFiles
 from runner.sandbox.port import OUTPUT_BYTES, Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
@@ -265,7 +266,8 @@ class MemoryProvider:
         self._name = name
         self._capacity = capacity
         self._live: dict[str, MemorySandbox] = {}
-        self._homes: dict[tuple[str, str], str] = {}
+        self._homes: dict[Key, str] = {}
+        self._unclaimed: set[str] = set()
         self._disks: dict[object, ByNames] = {}
         self._closed = False
 
@@ -311,6 +313,8 @@ class MemoryProvider:
         if self._closed or spec.seat_id in self._live:
             raise RunnerError("sandbox_start_failed", "The runner is shutting down, or the seat has a sandbox already.")
         paths = self.paths(spec.project, spec.session_id, spec.workspace_path)
+        if spec.spare:
+            self._unclaimed.add(spec.session_id)
         pid = _FIRST_PID + len(self.started)
         sandbox = MemorySandbox(spec, paths, pid, self.body, self.faults, self._forget)
         self.started.append(sandbox)
@@ -335,13 +339,13 @@ class MemoryProvider:
         """See ``port.Provider.home_identity``."""
         return self._homes.get((project, session_id))
 
-    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+    async def copy_workspace(self, source: Key, to: Key) -> Copied:
         """See ``port.Provider.copy_workspace``."""
-        if (project, session_id) not in self._homes and not self._disk(project, session_id, None):
+        if source not in self._homes and not self._disk(*source, None):
             return "none"
-        target = self._disk(project, to, None)
+        target = self._disk(*to, None)
         if not target:
-            target.update(self._disk(project, session_id, None))
+            target.update(self._disk(*source, None))
         return "copied"
 
     def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
@@ -351,10 +355,27 @@ class MemoryProvider:
     def _disk(self, project: str, session_id: str, workspace_path: Path | None) -> ByNames:
         return self._disks.setdefault(workspace_path or (project, session_id), {})
 
+    def adopt(self, spare_id: str) -> None:
+        """See ``port.SpareProvider.adopt``."""
+        self._unclaimed.discard(spare_id)
+
+    def untouched(self, project: str, session_id: str) -> bool:
+        """See ``port.SpareProvider.untouched``."""
+        return (project, session_id) not in self._homes and not self._disk(project, session_id, None)
+
+    async def sweep_spares(self) -> int:
+        """See ``port.SpareProvider.sweep_spares``."""
+        left = list(self._unclaimed)
+        for spare_id in left:
+            await self.remove(SPARES, spare_id)
+        return len(left)
+
     async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         """See ``port.Provider.remove``."""
         self._homes.pop((project, session_id), None)
         self._disk(project, session_id, None).clear()
+        if project == SPARES:
+            self._unclaimed.discard(session_id)
         self.removed.append((project, session_id))
 
     async def close(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from runner.acp.transport import Transport
+from runner.ids import Key
 from runner.rules.files import ALWAYS, Content, Listing, Precondition, Written
 
 
@@ -28,6 +29,7 @@ class SandboxSpec:
         workspace_path: a host directory used in place, or None for the session's own.
         workspace_files: given files, relative path to content, written before the agent starts.
         recipe: what the sandbox is made of, where the provider has a choice.
+        spare: no session owns it yet: what it makes is swept by the next boot until it was adopted.
         deadline: loop time by which the start must have succeeded or failed.
     """
 
@@ -43,6 +45,7 @@ class SandboxSpec:
     workspace_path: Path | None = None
     workspace_files: Mapping[str, bytes] = field(default_factory=dict)
     recipe: str = "default"
+    spare: bool = False
     deadline: float = 0.0
 
 
@@ -267,7 +270,7 @@ class Provider(Protocol):
         """
         ...
 
-    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+    async def copy_workspace(self, source: Key, to: Key) -> Copied:
         """Copy a session's own workspace, as it is now, into that of session ``to``, where that has none yet.
 
         ``none``: there is nothing to copy. ``too_large``: there is more than a copy may have; nothing was copied.
@@ -295,6 +298,26 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Destroy what is left."""
+        ...
+
+
+@runtime_checkable
+class SpareProvider(Provider, Protocol):
+    """A provider whose sandboxes can be started for no session: with project ``SPARES`` and the spare's id.
+
+    Their directories are swept until they are adopted; from then on they are the session's, at the same place.
+    """
+
+    def adopt(self, spare_id: str) -> None:
+        """A session owns the directories of this spare from now on. Raises ``OSError``."""
+        ...
+
+    def untouched(self, project: str, session_id: str) -> bool:
+        """Whether there are no directories of this session: it loses nothing with a spare's."""
+        ...
+
+    async def sweep_spares(self) -> int:
+        """Remove the directories that nobody adopted; how many spares that were. For a runner that boots."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import RunnerError
 from runner.leases.port import BeatAnswer
 from runner.rules import admission
+from runner.session import spares
 from runner.session.context import TurnContext
 from runner.session.outbox import Batch
 from runner.store.port import Admission
@@ -55,12 +56,15 @@ async def admit(run: TurnRun, turn: TurnContext) -> bool:
             # Another turn was accepted while this one's beat was on its way: fields left out keep that one's values.
             turn.effective = turn.merge(session.effective)
         _mark_early(turn)
+        spares.claim(turn, answer.epoch)
         stored = await _make_durable(turn, answer)
     finally:
         if not stored:
             session.current = None
+            spares.unclaim(turn)
             await services.beats.give_back(turn.beat("running"))
     if stored:
+        spares.settle(turn)
         _accept(turn)
     return stored
 

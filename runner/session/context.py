@@ -40,6 +40,7 @@ class TurnContext:
         resumes: the paused chain that it goes on with.
         start, reason: how it got its agent, and why it was cold.
         live: the seat it holds.
+        spare: the spare that it was admitted with, and whose directories its session took over.
         preface: what a new agent must be told of the session so far, as one text block before those of the next prompt
             frame, once; None when its memory is whole.
         reclaimed: it goes on in the process that holds its chain's ``session/prompt`` open; else that chain is cold,
@@ -72,6 +73,7 @@ class TurnContext:
     reason: str = "miss"
     context_lost: bool = False
     preface: str | None = None
+    spare: str | None = None
     reclaimed: bool = False
     live: LiveSeat | None = None
     unsure: bool = False
@@ -124,6 +126,15 @@ class TurnContext:
         if self.prompt is None:
             return None
         return self.session.prompt_row(self.prompt, result, self.turn_id)
+
+    def facets(self) -> dict[str, str]:
+        """The fingerprint of its configuration, and of the login that its sandbox takes."""
+        session, provisioner = self.session, self.services.provisioner
+        if session.facets is None or session.facets[0] is not self.effective:
+            session.facets = (self.effective, provisioner.facets(self.effective))
+        facets = session.facets[1]
+        login = provisioner.login_of(session.project, self.effective)
+        return facets if login is None else {**facets, "secrets": f"{facets['secrets']} {login}"}
 
     def environment(self, phase: str) -> None:
         """Show how far the start is."""

@@ -276,14 +276,14 @@ class Coordinator:
 
     def pool(self, caller: Caller) -> dict[str, Any]:
         """See ``session.port.Sessions.pool``."""
-        book = self._services.pool.book
+        book, spares = self._services.pool.book, self._services.spares
         return {
             "items": self._services.pool.describe(caller.project),
             "next_cursor": None,
             "max_seats": book.max_seats,
             "taken": book.taken,
             "tearing_down": len(book.tearing),
-            "spares": [],
+            "spares": spares.describe() if spares is not None else [],
         }
 
     def health(self) -> dict[str, Any]:
@@ -371,6 +371,8 @@ class Coordinator:
     async def drain(self, seconds: float) -> None:
         """Stop admitting, let turns finish for ``seconds``, then settle the rest (case M4)."""
         self.draining = self._chains.frozen = True
+        if self._services.spares is not None:
+            self._services.spares.rest()
         await self._wait_for_runs(seconds)
         for run, _ in list(self._runs.values()):
             run.stop(StopReason.DRAIN, RunnerError("execution_lost", RESTARTING))

@@ -30,12 +30,14 @@ async def delete_session(services: Services, commands: Commands, session: Sessio
             raise
         session.over = session.remains = True
         session.log.wake()
+    places = {name: session.place(name) for name in services.provisioner.providers}
     await services.store.delete_session_content(session.project, session.session_id)
     used = {str(session.effective.config.get("provider", "local"))}
     if (known := AgentSession.of(session.agent_state.get("agent"))) is not None:
         used.add(known.place.provider)
     for name, provider in services.provisioner.providers.items():
-        await provider.remove(session.project, session.session_id, name in used)
+        for place in {session.key, places[name]}:
+            await provider.remove(*place, name in used)
     session.remains = False
     services.pool.book.forget(session.key)
     services.stories.forget(session.key)

@@ -45,11 +45,15 @@ class SessionFiles:
         session = await self._registry.existing((caller.project, session_id))
         provider, files = self._of(session, caller)
         lock = self._writing.setdefault(session.key, asyncio.Lock())
-        async with lock, self._turn_at(provider):
-            written = await files().write(path, data, condition)
+        session.written_to += 1
+        try:
+            async with lock, self._turn_at(provider):
+                written = await files().write(path, data, condition)
+        finally:
+            session.written_to -= 1
         if session.ended_at is not None:
             # Its workspace may have been removed before this made it again.
-            await provider.remove(*session.key)
+            await provider.remove(*session.place(provider.name))
             raise RunnerError("session_ended", f"Session {session_id} has ended.")
         return written
 
@@ -86,7 +90,7 @@ class SessionFiles:
             if session.taken and self._services.pool.live(session.key) is None:
                 text = "The session's sandbox is being started. Try again."
                 raise RunnerError("session_starting", text, retry_after=1)
-            return provider.files(*session.key, path)
+            return provider.files(*session.place(provider.name), path)
 
         return provider, files
 

@@ -160,7 +160,7 @@ async def _workspace(services: Services, session: Session, to: str) -> tuple[str
     if provider is None:
         return EMPTY, "no_provider"
     try:
-        found = await provider.copy_workspace(session.project, session.session_id, to)
+        found = await provider.copy_workspace(session.place(effective.provider), (session.project, to))
     except RunnerError as error:
         log.warning("the workspace of %s was not copied into %s: %s", session.session_id, to, error)
         return EMPTY, error.code

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from runner.errors import RunnerError
@@ -101,13 +102,24 @@ class KeyBook:
         env = {**spec.inherited, **spec.env, **_given(effective)}
         names = tuple(item.variable for item in planned)
         minted = tuple(token for _, token in tokens)
-        return Leased(cell_variables(tokens, self.port, env), names, minted, lambda: self._end(minted))
+        return Leased(
+            cell_variables(tokens, self.port, env),
+            names,
+            minted,
+            lambda: self._end(minted),
+            partial(self._hand_over, minted),
+        )
 
     def _end(self, tokens: Sequence[str]) -> None:
         for token in tokens:
             grant = self._grants.pop(token, None)
             for task in list(grant.requests) if grant is not None else ():
                 task.cancel()
+
+    def _hand_over(self, tokens: Sequence[str], key: Key) -> None:
+        for token in tokens:
+            if (grant := self._grants.get(token)) is not None:
+                grant.project, grant.session_id = key
 
     def _plan(self, spec: HarnessSpec, effective: Effective) -> list[Proxied]:
         if effective.provider != LOCAL or not spec.routes:

@@ -150,7 +150,10 @@ class Provisioner:
         )
 
     async def place(self, key: Key, effective: Effective) -> Place | None:
-        """Where an agent session of this configuration is kept; None while the session has no home."""
+        """Where an agent session of this configuration is kept; None while there is no home.
+
+        ``key``: of the directories (``Session.place``).
+        """
         provider = self.providers[effective.provider]
         home = await provider.home_identity(*key)
         if home is None:
@@ -160,11 +163,14 @@ class Provisioner:
         facet = self.catalogue.facet(effective.harness)
         return Place(effective.harness, facet, effective.provider, workspace, home)
 
-    async def start(self, seat: Seat, effective: Effective, undo: Undo, known: AgentSession | None = None) -> LiveSeat:
+    async def start(
+        self, seat: Seat, place: Key, effective: Effective, undo: Undo, known: AgentSession | None = None
+    ) -> LiveSeat:
         """Start a sandbox with its agent, up to an open agent session; undone in reverse on failure or cancellation.
 
         Args:
             seat: the booked seat.
+            place: the key of the directories.
             effective: what to start.
             undo: takes a sandbox whose agent did not get that far, and the verdict; its teardown is waited for,
                 bounded.
@@ -178,7 +184,7 @@ class Provisioner:
         spec = self.catalogue.get(effective.harness)
         leased = self._keys.lease(spec, effective, seat.key) if self._keys is not None else Leased()
         try:
-            live = await self._started(seat, effective, undo, known, leased)
+            live = await self._started(seat, place, effective, undo, known, leased)
         except BaseException:
             leased.end()
             raise
@@ -186,12 +192,18 @@ class Provisioner:
         return live
 
     async def _started(
-        self, seat: Seat, effective: Effective, undo: Undo, known: AgentSession | None, leased: Leased
+        self,
+        seat: Seat,
+        place: Key,
+        effective: Effective,
+        undo: Undo,
+        known: AgentSession | None,
+        leased: Leased,
     ) -> LiveSeat:
         seconds = max(self._settings.acp.start_seconds, self.catalogue.get(effective.harness).min_start_seconds)
         secrets = effective.known_secrets()
         try:
-            spec, masked = await self._spec(seat, effective, secrets, leased, self._clock.monotonic() + seconds)
+            spec, masked = await self._spec(seat, place, effective, secrets, leased, self._clock.monotonic() + seconds)
             async with asyncio.timeout_at(spec.deadline + PROVIDER_SECONDS):
                 sandbox = await self.providers[effective.provider].start(spec)
         except BaseException as error:
@@ -214,7 +226,8 @@ class Provisioner:
                         sandbox, connection, effective, redactor, known, spec.deadline, steps
                     )
                     steps.append("session/set_mode")
-                    return await self._seated(seat, sandbox, connection, effective, opened)
+                    at = await self.place(place, effective)
+                    return await self._seated(seat, at, sandbox, connection, effective, opened)
             except TimeoutError:
                 text = f"The agent did not finish its start within {seconds:g} s: no answer to {steps[-1]}."
                 raise RunnerError("harness_unresponsive", text + connection.last_words()) from None
@@ -223,10 +236,10 @@ class Provisioner:
             raise
 
     async def _spec(
-        self, seat: Seat, effective: Effective, secrets: dict[str, str], leased: Leased, deadline: float
+        self, seat: Seat, place: Key, effective: Effective, secrets: dict[str, str], leased: Leased, deadline: float
     ) -> tuple[SandboxSpec, tuple[str, ...]]:
         """What to start, and the values to mask in what its agent says."""
-        project, session_id = seat.key
+        project, session_id = place
         path = Path(effective.workspace_path) if effective.workspace_path is not None else None
         places = self.providers[effective.provider].paths(project, session_id, path)
         given = {**effective.config.get("env", {}), **secrets, **leased.variables}
@@ -248,6 +261,7 @@ class Provisioner:
             workspace_path=path,
             workspace_files=effective.files,
             recipe=effective.recipe,
+            spare=seat.spare,
             deadline=deadline,
         )
         return spec, (*secrets.values(), *leased.tokens, *(login.secrets if login is not None else ()))
@@ -286,9 +300,15 @@ class Provisioner:
             raise RunnerError(error.code, f"{redactor.text(error.message)} {spec.login.instructions}") from None
 
     async def _seated(
-        self, seat: Seat, sandbox: Sandbox, connection: AgentConnection, effective: Effective, opened: Opened
+        self,
+        seat: Seat,
+        place: Place | None,
+        sandbox: Sandbox,
+        connection: AgentConnection,
+        effective: Effective,
+        opened: Opened,
     ) -> LiveSeat:
-        place, spec = await self.place(seat.key, effective), self.catalogue.get(effective.harness)
+        spec = self.catalogue.get(effective.harness)
         live = LiveSeat(
             seat=seat,
             sandbox=sandbox,

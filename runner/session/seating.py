@@ -15,7 +15,7 @@ from runner.rules.prompts import Move
 from runner.rules.resume import AgentSession, failures_of, obstacle
 from runner.rules.reuse import reuse_verdict
 from runner.rules.usage import spent_of
-from runner.session import chain, usage
+from runner.session import chain, spares, usage
 from runner.session.context import TurnContext
 from runner.session.live_settings import apply
 from runner.session.opening import ResumeStuck
@@ -148,7 +148,7 @@ class Seating:
         turn.closed += driver.questions.closed
         self._end_withdrawn(paused.prompt, PromptState.ABORTED)
         expiry, now_ms = self._expires_ms(), turn.services.clock.now_ms()
-        verdict = reuse_verdict(live.seat.facets, self._facets(), expiry, now_ms)
+        verdict = reuse_verdict(live.seat.facets, turn.facets(), expiry, now_ms)
         if end.settled and not end.survivors and live.alive and verdict is None:
             return live
         turn.services.pool.destroy(live.seat, verdict or ("survivors" if end.survivors else "not_settled"))
@@ -161,24 +161,19 @@ class Seating:
             chain.end_prompt(session, session.journal(None, prompt.prompt_id), prompt, state)
         self._turn.session.queue.chain_ended(Move.FAIL if state is PromptState.FAILED else Move.ABORT)
 
-    def _facets(self) -> dict[str, str]:
-        session, effective = self._turn.session, self._turn.effective
-        if session.facets is None or session.facets[0] is not effective:
-            session.facets = (effective, self._turn.services.provisioner.facets(effective))
-        facets = session.facets[1]
-        login = self._turn.services.provisioner.login_of(session.project, effective)
-        return facets if login is None else {**facets, "secrets": f"{facets['secrets']} {login}"}
-
     def _expires_ms(self) -> int | None:
         return self._turn.services.provisioner.expires_ms(self._turn.session.key, self._turn.effective)
 
     async def _check_out(self) -> LiveSeat:
         turn, services = self._turn, self._turn.services
+        if turn.live is not None:
+            # A spare, which was claimed with the admission.
+            return turn.live
         decision = services.pool.book.checkout(
             turn.session.key,
             services.ids.mint("seat"),
             turn.effective.provider,
-            self._facets(),
+            self._turn.facets(),
             services.clock.monotonic(),
             services.clock.now_ms(),
             self._expires_ms(),
@@ -218,6 +213,7 @@ class Seating:
         turn.environment("starting")
         task = turn.services.tasks.spawn(f"start {turn.turn_id}", self._cold(cold))
         self._under_way = task
+        spares.used(turn)
         try:
             live = await task
         except BaseException:
@@ -248,7 +244,11 @@ class Seating:
             why, known = await self._known() if turn.context_lost else (None, None)
             with usage.start(turn) as started:
                 live = await provisioner.start(
-                    cold.seat, turn.effective, lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict), known
+                    cold.seat,
+                    turn.session.place(turn.effective.provider),
+                    turn.effective,
+                    lambda sandbox, verdict: pool.abandon(cold.seat, sandbox, verdict),
+                    known,
                 )
                 started(live)
         except (RunnerError, ResumeStuck) as error:
@@ -269,7 +269,7 @@ class Seating:
         """The agent session to go on with, or why there is none (DESIGN 3.5)."""
         turn, provisioner = self._turn, self._turn.services.provisioner
         known = AgentSession.of(turn.session.agent_state.get("agent"))
-        place = await provisioner.place(turn.session.key, turn.effective)
+        place = await provisioner.place(turn.session.place(turn.effective.provider), turn.effective)
         if not self._may_resume:
             return "resume_failed", None
         if place is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.clock import Clock
@@ -12,8 +12,10 @@ from runner.ids import Ids
 from runner.leases.heartbeat import Heartbeats
 from runner.metrics import Metrics
 from runner.pool.pool import Pool
+from runner.pool.spares import Spares
 from runner.rules.reuse import Windows
 from runner.rules.story import Stories
+from runner.sandbox.port import SpareProvider
 from runner.session.owners import Owners
 from runner.session.provision import Provisioner
 from runner.store.port import InteractionRow, Store
@@ -44,6 +46,10 @@ class Services:
     owners: Owners
     reload: Callable[[Session], Awaitable[None]]
     """Reads a session again that was just granted to this replica; ``Registry.reload``."""
+    spares: Spares[LiveSeat] | None = None
+    """None where none are kept."""
+    spare_providers: Mapping[str, SpareProvider] = field(default_factory=dict)
+    """Those that can make them."""
 
 
 @dataclass(frozen=True, slots=True)

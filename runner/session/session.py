@@ -13,8 +13,10 @@ import orjson
 
 from runner.clock import Clock
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.redaction import Redactor
 from runner.rules.feed import FED
+from runner.rules.spares import place_of
 from runner.rules.story import Tell, untold
 from runner.session.effective import Effective
 from runner.session.outbox import Outbox
@@ -123,6 +125,8 @@ class Session:
         self.busy = False
         self.over = row.ended_at is not None
         """The end of the session is durable."""
+        self.written_to = 0
+        """Files that clients are writing into its workspace."""
         self.remains = False
         """It is over, but not everything of it is removed yet."""
         self.clock = clock
@@ -176,6 +180,10 @@ class Session:
         if self.current is not None:
             return any(row.interaction_id == interaction_id for row in self.current.questions)
         return self.paused is not None and interaction_id in self.paused.questions
+
+    def place(self, provider: str) -> Key:
+        """The key of its directories at a provider; see ``rules.spares.place_of``."""
+        return place_of(self.agent_state, self.key, provider)
 
     @property
     def disposable(self) -> bool:

@@ -46,6 +46,12 @@ def takes(turn: TurnContext, live: LiveSeat) -> None:
     live.on_leave = lambda: _count(turn, live)
 
 
+def adopts(turn: TurnContext, live: LiveSeat) -> None:
+    """The turn takes a spare: what that lived before is nobody's."""
+    live.counted_at = turn.services.clock.monotonic()
+    live.on_leave = lambda: _count(turn, live)
+
+
 def _count(turn: TurnContext, live: LiveSeat) -> None:
     turn.meter.sandbox_seconds += live.uncounted(turn.services.clock.monotonic())
 

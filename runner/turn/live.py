@@ -139,6 +139,21 @@ class LiveSeat:
         self.inbox.on_items = items
         items()
 
+    def watch_spare(self, on_exit: Callable[[], None]) -> None:
+        """As ``watch_idle`` before any turn: the newest of each kind that it tells about itself waits for the first."""
+        told: dict[str, dict[str, Any]] = {}
+
+        def items() -> None:
+            for item in self.inbox.drain():
+                told.update({str(info["sessionUpdate"]): info for info in _info(item)})
+                self.drop(item)
+            self.held = [Updates(list(told.values()))] if told else []
+            if self.exited:
+                on_exit()
+
+        self.inbox.on_items = items
+        items()
+
     def take(self) -> None:
         """A turn takes the seat: what was said before is nobody's answer (case E8); what the session is like stays."""
         self.inbox.on_items = None

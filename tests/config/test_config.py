@@ -138,19 +138,6 @@ def test_bounds_are_named(tmp_path: Path, text: str, name: str):
     assert refused(write(tmp_path, text), {}).extra["field"] == name
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("pool.spares", "1"),
-    ],
-)
-def test_a_known_value_that_is_not_available_is_refused_by_name(name: str, value: str):
-    variable = "ACP_RUNNER_" + name.upper().replace(".", "__")
-    error = refused(None, {variable: value})
-    assert error.extra["field"] == name
-    assert variable in error.message
-
-
 def test_limits_of_zero_are_off(tmp_path: Path):
     """Case I7: each limit can be switched off."""
     turn = load_settings(write(tmp_path, "[turn]\nidle_seconds = 0\n"), {"ACP_RUNNER_TURN__QUIET_SECONDS": "0"}).turn

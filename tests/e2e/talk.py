@@ -187,13 +187,13 @@ def _all_closed(records: list[Line]) -> None:
 
 
 async def _warm_set(server: Server, client: Client) -> None:
-    """The processes are exactly those of the pool's seats, once teardowns under way are over."""
+    """The processes are exactly those of the pool's seats and spares, once teardowns under way are over."""
     wanted: set[str] = set()
 
     async def pool() -> bool:
         seen = await client.pool()
         wanted.clear()
-        wanted.update(item["seat_id"] for item in seen["items"])
+        wanted.update(item["seat_id"] for item in (*seen["items"], *seen["spares"]))
         return not seen["tearing_down"]
 
     async with asyncio.timeout(SECONDS):

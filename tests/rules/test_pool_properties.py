@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runner.rules.pool import Book, Cold, Full, Hit, Key, Refused, Seat
+from runner.rules.pool import Book, BookError, Cold, Full, Hit, Key, Refused, Seat
 from runner.rules.reuse import FACETS, Parked, changed_facet
 from runner.terms import SeatState
 
@@ -34,7 +35,8 @@ class Shell(RuleBasedStateMachine):
         self.book = Book(max_seats)
 
     def untouchable(self) -> dict[Key, Seat]:
-        return {key: seat for key, seat in self.book.seats.items() if seat.state is not SeatState.IDLE}
+        free = (SeatState.IDLE, SeatState.SPARE)
+        return {key: seat for key, seat in self.book.seats.items() if seat.state not in free}
 
     @rule(key=KEYS, facts=FACTS)
     def checkout(self, key: Key, facts: dict[str, str]) -> None:
@@ -62,10 +64,12 @@ class Shell(RuleBasedStateMachine):
         assert got.seat.generation > self.newest.get(key, 0)
         self.newest[key] = got.seat.generation
         assert not [goner for goner in got.goners if goner.key in untouchable]
-        idle = [seat for seat in before.values() if seat.state is SeatState.IDLE or seat in got.goners]
+        idle = [seat for seat in before.values() if seat.state in (SeatState.IDLE, SeatState.SPARE)]
+        idle += [seat for seat in got.goners if seat not in idle]
         evicted = [goner for goner in got.goners if goner.key != key]
         stayed = [seat for seat in idle if seat not in got.goners and seat.key != key]
-        assert all(gone.parked_at <= other.parked_at for gone in evicted for other in stayed)
+        order = [[(not seat.spare, seat.parked_at) for seat in seats] for seats in (evicted, stayed)]
+        assert all(gone <= other for gone in order[0] for other in order[1])
         assert all(self.book.tearing[gone.seat_id] is gone for gone in got.goners)
         assert set(got.waits) <= set(self.book.tearing)
         assert {torn.seat_id for torn in self.book.tearing.values() if torn.key == key} <= set(got.waits)
@@ -80,6 +84,34 @@ class Shell(RuleBasedStateMachine):
         assert seat is not None
         self.book.park(seat, parked, self.now)
         assert seat.expires_at == self.now + parked.seconds
+
+    @rule(ready=st.booleans())
+    def spare(self, ready: bool) -> None:
+        before, taken = dict(self.book.seats), self.book.taken
+        self.minted += 1
+        seat = self.book.book_spare(f"spare{self.minted}", f"seat{self.minted}", "local", dict.fromkeys(FACETS, "0"))
+        assert (seat is None) == (taken >= self.book.max_seats)
+        if seat is None:
+            assert self.book.seats == before
+        elif ready:
+            seat.parked_at = self.now
+
+    @rule(data=st.data(), key=KEYS)
+    def claim_spare(self, data: st.DataObject, key: Key) -> None:
+        spares = [seat for seat in self.book.seats.values() if seat.spare]
+        assume(spares)
+        spare, taken = data.draw(st.sampled_from(spares)), self.book.taken
+        if not self.book.may_claim_spare(key):
+            with pytest.raises(BookError):
+                self.book.claim_spare(spare, key, spare.facets, "t")
+            assert self.book.holds(spare)
+            return
+        seat = self.book.claim_spare(spare, key, spare.facets, "t")
+        assert (seat.state, seat.seat_id, seat.start) == (SeatState.BUSY, spare.seat_id, "spare")
+        assert seat.generation > self.newest.get(key, 0)
+        assert not self.book.holds(spare)
+        assert self.book.taken == taken
+        self.newest[key] = seat.generation
 
     @rule(key=KEYS)
     def resume(self, key: Key) -> None:

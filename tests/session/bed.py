@@ -12,7 +12,7 @@ from typing import Any
 from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
-from runner.ids import Ids
+from runner.ids import Ids, Key
 from runner.leases.live import LiveBus
 from runner.leases.port import ReplicaInfo
 from runner.metrics import Metrics
@@ -132,6 +132,9 @@ class FakeProvider:
     started: asyncio.Condition = field(default_factory=asyncio.Condition)
     removed: list[tuple[str, str]] = field(default_factory=list)
     copied: list[tuple[str, str]] = field(default_factory=list)
+    adopted: list[str] = field(default_factory=list)
+    adopt_error: OSError | None = None
+    touched: set[Key] = field(default_factory=set)
     home: str | None = "home-1"
     written: dict[str, ByNames] = field(default_factory=dict)
 
@@ -163,9 +166,20 @@ class FakeProvider:
     def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
         return MemoryFiles(self.written.setdefault(session_id, {}))
 
-    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
-        self.copied.append((session_id, to))
+    async def copy_workspace(self, source: Key, to: Key) -> Copied:
+        self.copied.append((source[1], to[1]))
         return "copied"
+
+    def adopt(self, spare_id: str) -> None:
+        if self.adopt_error is not None:
+            raise self.adopt_error
+        self.adopted.append(spare_id)
+
+    def untouched(self, project: str, session_id: str) -> bool:
+        return (project, session_id) not in self.touched
+
+    async def sweep_spares(self) -> int:
+        return 0
 
     async def remove(self, project: str, session_id: str, used: bool = True) -> None:
         self.removed.append((project, session_id))

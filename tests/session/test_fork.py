@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.rules.fork import INTERRUPTED
 from runner.rules.transcript import LEFT_OUT
 from runner.rules.unfinished import unfinished
@@ -250,7 +251,7 @@ async def test_a_record_that_no_store_could_hold_is_missing_in_a_fork_behind_it(
 
 @pytest.mark.parametrize("found", ["none", "too_large"])
 async def test_a_workspace_that_is_not_copied_is_told(bed: Bed, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def copy_workspace(project: str, session_id: str, to: str) -> str:
+    async def copy_workspace(source: Key, to: Key) -> str:
         return found
 
     monkeypatch.setattr(bed.provider, "copy_workspace", copy_workspace)

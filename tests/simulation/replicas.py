@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runner.assembly import Replica, build
 from runner.config import Settings
 from runner.errors import RunnerError
+from runner.ids import Key
 from runner.sandbox.memory_files import MemoryFiles
 from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
 from tests.session.bed import CountingIds
@@ -160,7 +161,7 @@ class SimProvider:
     def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
         return MemoryFiles({})
 
-    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+    async def copy_workspace(self, source: Key, to: Key) -> Copied:
         await self._chance.wait(0.0)
         return "none"
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import valid_id
+from runner.ids import Key, valid_id
 from runner.rules.daytona import fits, judge, late_creation, start_code
 from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
 from runner.sandbox.daytona.disks import Disks
@@ -332,9 +332,9 @@ class DaytonaProvider:
         found = await _quiet(service.get(self.sandbox_name(project, session_id)))
         return found.id if found is not None and found.state not in ("destroyed", "destroying") else None
 
-    async def copy_workspace(self, project: str, session_id: str, to: str) -> Copied:
+    async def copy_workspace(self, source: Key, to: Key) -> Copied:
         """See ``port.Provider.copy_workspace``: a disk over there is not copied."""
-        return "none" if await self.home_identity(project, session_id) is None else "too_large"
+        return "none" if await self.home_identity(*source) is None else "too_large"
 
     async def reap(self, known: Asks, owned: Asks) -> Reaped:
         """See ``reaping.look``; what a dead runner left running is put to sleep behind it."""
