@@ -22,6 +22,9 @@ from runner.tasks import Tasks
 
 PROXY_PORT: Final = 3128
 CLOSE_SECONDS: Final = 1.0
+AGAIN_SECONDS: Final = 1.0
+MOST_TOLD: Final = 100
+"""How many different refusals of one cell stand in the log."""
 _LOOPBACK: Final = "127.0.0.1"
 _CHUNK: Final = 64 * 1024
 Place = tuple[socket.AddressFamily, tuple[str, int]]
@@ -35,7 +38,7 @@ class Bounds:
     ``idle``: neither side of an open connection says anything.
     """
 
-    connections: int = 256
+    connections: int = 128
     head: float = 30.0
     connect: float = 15.0
     idle: float = 3600.0
@@ -74,6 +77,8 @@ class Egress:
         self._bounds = bounds
         self._tasks = Tasks(f"egress {name}")
         self._listeners: list[socket.socket] = []
+        self._told: set[str] = set()
+        self._closed = False
 
     @property
     def connections(self) -> int:
@@ -97,10 +102,10 @@ class Egress:
         """
         found = await control.request("listen", ports=list(self.ports))
         listeners = [socket.socket(fileno=fd) for fd in control.passed()]
-        if found is None or not found.get("ok") or len(listeners) != len(self.ports):
+        if self._closed or found is None or not found.get("ok") or len(listeners) != len(self.ports):
             for listener in listeners:
                 listener.close()
-            return str(found.get("error")) if found is not None else "its init ended"
+            return "it was closed" if found is None or self._closed else str(found.get("error"))
         for listener, port in zip(listeners, (None, *self._forwarded), strict=True):
             listener.setblocking(False)
             self._listeners.append(listener)
@@ -114,7 +119,7 @@ class Egress:
                 client, _ = await loop.sock_accept(listener)
             except OSError as error:
                 log.warning("the cell %s cannot connect: %s", self._name, error)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(AGAIN_SECONDS)
                 continue
             if self.connections >= self._bounds.connections:
                 client.close()
@@ -131,7 +136,7 @@ class Egress:
                 there = await self._dial([(socket.AF_INET, (_LOOPBACK, port))], f"port {port} of the machine")
                 await self._joined(reader, writer, *there)
         except Refused as error:
-            log.info("cell %s: %d: %s", self._name, error.status, error)
+            self._tell(error)
             with suppress(OSError, TimeoutError):
                 writer.write(refusal(error.status, str(error)) if port is None else b"")
                 async with asyncio.timeout(self._bounds.head):
@@ -143,6 +148,11 @@ class Egress:
             pass
         finally:
             await _closed(writer)
+
+    def _tell(self, error: Refused) -> None:
+        if len(self._told) < MOST_TOLD and str(error) not in self._told:
+            self._told.add(str(error))
+            log.info("cell %s: %d: %s", self._name, error.status, error)
 
     async def _proxied(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await self._asked(reader)
@@ -252,6 +262,7 @@ class Egress:
 
     async def close(self) -> None:
         """End all: listeners and connections, at once."""
+        self._closed = True
         await self._tasks.close()
         for listener in self._listeners:
             listener.close()

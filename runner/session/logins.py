@@ -108,7 +108,12 @@ class Logins:
             if login is not None and login.rotates and holder and login.expired(self._clock.now_ms(), rules.MARGIN_MS):
                 await self.release(self._out[holder].key, holder)
             now_ms = self._clock.now_ms()
-            found = await self._work(lambda: self._lend(shelf, seat, home, now_ms))
+            try:
+                found = await self._work(lambda: self._lend(shelf, seat, home, now_ms))
+            except OSError as error:
+                raise RunnerError(
+                    "sandbox_start_failed", f"The login of {spec.name} is out of reach: {error}."
+                ) from error
         if found is None:
             self._require(seat.key[0], spec, provider, given)
             return None

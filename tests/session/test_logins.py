@@ -100,3 +100,13 @@ async def test_a_start_that_failed_gives_back_what_it_was_lent_case_k4(bed: Bed,
     bed.provider.start_error = None
     assert (await turn(bed, "two"))["ok"]
     assert given(bed, "two")["refresh"] == "refresh-token-1"
+
+
+async def test_a_disk_that_refuses_fails_the_start_with_its_reason(bed: Bed, shelf: Shelf) -> None:
+    lock = shelf.directory / "lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    handle = await bed.dispatch("one", harness="mine", keep_on_disconnect=True)
+    error = (await handle.result())["error"]
+    assert error["code"] == "sandbox_start_failed"
+    assert "The login of mine is out of reach" in error["message"]
