@@ -51,6 +51,8 @@ def doctor(
         findings = examine(settings, directory)
         if sandbox is not None:
             findings += check_sandbox(settings, sandbox)
+        if sandbox == "daytona" and settings.daytona.api_key:
+            findings += check_snapshots(settings, directory)
     except RunnerError as error:
         fail(error.code, error.message, as_json=as_json)
     shown = settings.redacted()
@@ -243,6 +245,32 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
 
     with tempfile.TemporaryDirectory(prefix="acp-runner-doctor-") as directory:
         return asyncio.run(checked(Path(directory)))
+
+
+def check_snapshots(settings: Settings, directory: Path) -> list[Finding]:
+    """Whether what the settings name holds what is installed here; an image of one's own may do without."""
+    import asyncio
+
+    from runner.assembly import snapshots
+    from runner.clock import SystemClock
+    from runner.errors import RunnerError
+    from runner.harness.catalogue import Catalogue
+
+    known = Catalogue.build(settings.harness, directory, base_dir=settings.base_dir)
+    names = sorted({settings.daytona.snapshot, *settings.daytona.snapshots.values()} - {""})
+    if not names:
+        text = "none is set: sandboxes are made of the account's own, which has no agents"
+        return [Finding("snapshot", False, text, "acp-runner snapshot build", needed=False)]
+    findings = []
+    for name in names:
+        try:
+            checked = asyncio.run(snapshots.check(settings, known, SystemClock(), name))
+            told = "; ".join(checked.differences) or "holds what this version would put into it"
+            ok = not checked.differences
+        except RunnerError as error:
+            ok, told = False, error.message
+        findings.append(Finding(f"snapshot {name}", ok, told, "acp-runner snapshot build", needed=False))
+    return findings
 
 
 def _print_settings(shown: dict[str, Any]) -> None:

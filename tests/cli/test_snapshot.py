@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from runner.cli.doctor import check_snapshots
+from runner.config import Settings
 from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.sandbox import image_bed
 
+pytestmark = pytest.mark.timeout(150)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -30,7 +33,7 @@ def cli(daytona_emulator: EmulatorProcess, tmp_path: Path) -> Run:
     state_dir = str(tmp_path / "state")
 
     def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "runner.cli.main", "snapshot", *words]
+        command = [sys.executable, "-m", "runner.cli.main", *words]
         given = {**os.environ, "ACP_RUNNER_STATE_DIR": state_dir, "ACP_RUNNER_CONFIG": str(config), **environ}
         return subprocess.run(command, env=given, capture_output=True, text=True, timeout=90, check=False)
 
@@ -45,31 +48,44 @@ def inside(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def test_build_shows_the_log_and_prints_the_name_of_a_snapshot_that_matches(
     cli: Run, daytona_emulator: EmulatorProcess
 ) -> None:
-    built = cli("build")
+    built = cli("snapshot", "build")
     assert built.returncode == 0, built.stderr
     name = built.stdout.strip()
     assert daytona_emulator.snapshots()[name] == "active"
     for words in ("Step 1/", "npm installed", "Successfully built", "claude, codex", f'snapshot = "{name}"'):
         assert words in built.stderr
-    again = inside(cli("build", "--json"))
+    again = inside(cli("snapshot", "build", "--json"))
     assert (again["name"], again["how"], again["differences"]) == (name, "found", [])
     assert set(again["inside"]["harnesses"]) == {"claude", "codex"}
 
 
 def test_check_tells_what_a_snapshot_lacks(cli: Run) -> None:
-    done = cli("check", "daytona-small")
+    done = cli("snapshot", "check", "daytona-small")
     assert done.returncode == 1
     assert "daytona-small: claude: it is not in it" in done.stderr
     assert done.stdout.strip() == "daytona-small"
 
 
+def test_doctor_says_whether_the_snapshots_match(cli: Run) -> None:
+    given = {"ACP_RUNNER_DAYTONA__SNAPSHOT": "daytona-small", "ACP_RUNNER_DAYTONA__SNAPSHOTS": '{"big": "nowhere"}'}
+    told = inside(cli("doctor", "--sandbox", "daytona", "--json", **given))
+    found = {item["name"]: item["detail"] for item in told["findings"] if item["name"].startswith("snapshot")}
+    assert "claude: it is not in it" in found["snapshot daytona-small"]
+    assert "Snapshot nowhere not found" in found["snapshot nowhere"]
+
+
+def test_doctor_names_the_command_where_no_snapshot_is_set(tmp_path: Path) -> None:
+    (finding,) = check_snapshots(Settings(), tmp_path)
+    assert (finding.ok, finding.needed, finding.fix) == (False, False, "acp-runner snapshot build")
+
+
 def test_what_fails_ends_with_one_clear_line(cli: Run, daytona_emulator: EmulatorProcess) -> None:
     daytona_emulator.scenario("failing_build", reason="no space left")
-    done = cli("build")
+    done = cli("snapshot", "build")
     assert done.returncode == 1
     assert "acp-runner: sandbox_start_failed: Snapshot acp-runner-" in done.stderr
     assert "could not be built: no space left" in done.stderr
     assert "Traceback" not in done.stderr
-    unset = cli("check", "--json", ACP_RUNNER_DAYTONA__API_KEY="")
+    unset = cli("snapshot", "check", "--json", ACP_RUNNER_DAYTONA__API_KEY="")
     assert inside(unset)["error"]["code"] == "invalid_request"
     assert "set [daytona] api_key" in unset.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from daytona import (
     AsyncDaytona,
@@ -17,6 +19,7 @@ from daytona import (
 from daytona.common.errors import DaytonaBadRequestError, DaytonaConflictError, DaytonaError, DaytonaNotFoundError
 from daytona_api_client_async.exceptions import ApiException
 
+from tests.daytona_emulator.building import BuildFailed, read
 from tests.daytona_emulator.scenarios import play
 from tests.daytona_emulator.server import DaytonaEmulator
 
@@ -114,3 +117,37 @@ async def test_network_and_visibility(box: AsyncSandbox) -> None:
     await box.update_network_settings(network_block_all=True)
     await box.refresh_data()
     assert box.network_block_all
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "words"),
+    [
+        ("FROM a\nRUNN x", "unknown instruction: RUNN"),
+        ("RUN x", "no build stage"),
+        ("FROM a\nCOPY here there", "not found in build context"),
+        ("# nothing\n", "cannot be empty"),
+        (f"FROM a\nRUN {'x' * 65_536}", "greater than maximum allowed size"),
+    ],
+)
+def test_a_dockerfile_that_a_builder_would_not_read(dockerfile: str, words: str) -> None:
+    with pytest.raises(BuildFailed, match=words):
+        read(dockerfile)
+
+
+async def test_steps_are_run_where_that_was_asked_for(
+    emulator: DaytonaEmulator, sdk: AsyncDaytona, tmp_path: Path
+) -> None:
+    """A step and a sandbox see this machine read-only; the sandbox is its image's user."""
+    made, outside = tmp_path / "image", tmp_path / "outside"
+    await play(emulator, "run_builds", {"path": "/usr/local/bin:/usr/bin:/bin", "writable": str(made)})
+    steps = [f"RUN echo in > {made}/file", f"RUN touch {outside} || echo refused", "RUN useradd nobody2", "USER agent"]
+    log: list[str] = []
+    image = Image.base("debian:12").dockerfile_commands(steps)
+    await sdk.snapshot.create(CreateSnapshotParams(name="run", image=image), on_logs=log.append)
+    assert "refused" in "".join(log) and not outside.exists()
+    box = await sdk.create(CreateSandboxFromSnapshotParams(snapshot="run"))
+    said = await box.process.exec(f"id -u; cat {made}/file; echo out > {made}/file; echo mine > mine && cat mine")
+    assert [word in said.result for word in ("1000\nin\n", "Read-only file system", "mine")] == [True] * 3
+    failing = Image.base("debian:12").dockerfile_commands(["RUN exit 3"])
+    with pytest.raises(DaytonaError, match="non-zero code: 3"):
+        await sdk.snapshot.create(CreateSnapshotParams(name="bad", image=failing))
