@@ -67,6 +67,23 @@ async def test_a_session_reaches_neither_its_neighbour_nor_the_runner(serve: Ser
             await talk.check()
 
 
+async def test_without_bubblewrap_the_next_level_serves_and_a_cell_is_refused(serve: Serve, tmp_path: Path) -> None:
+    """What is chosen is told; a level that is named is never weakened."""
+    bare = {"PATH": str(tmp_path / "empty")}
+    server = serve(env=bare)
+    async with server.client() as client:
+        assert (await client.health())["isolation"] == "landlock"
+        talk = Talk(server, client, "s", harness="demo")
+        assert (await talk.prompt("hello"))["ok"]
+        assert (await talk.view())["isolation"] == "landlock"
+        await talk.check()
+    assert "landlock" in server.said()
+    named = Server(tmp_path / "named", env={**bare, "ACP_RUNNER_LOCAL__ISOLATION": "cell"})
+    with pytest.raises(AssertionError, match="bubblewrap is not installed"):
+        named.start()
+    named._reaped()
+
+
 def test_two_projects_need_a_cell(tmp_path: Path) -> None:
     """Case K1, DESIGN 3.10: refused below it before anything is served, and served in it."""
     weak = Server(tmp_path / "weak", TWO_PROJECTS, env={"ACP_RUNNER_LOCAL__ISOLATION": "none"})
