@@ -2,7 +2,7 @@
 
 Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions;
 ``records``, followers, readers who are behind, and what durability costs; ``worker``, records into PostgreSQL;
-``sandbox``, what isolation costs.
+``sandbox``, what isolation costs; ``spares``, what a started agent saves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from scripts import bench_records, bench_replicas
+from scripts import bench_records, bench_replicas, bench_spares
 from scripts.bench_server import Server, percentile
 
 DEMO = Path(__file__).resolve().parent.parent / "sandboxes" / "inside" / "demo_agent.py"
@@ -171,7 +171,7 @@ def row(name: str, value: float, sign: str, goal: float) -> str:
 def table(figures: dict[str, float], more: dict[str, tuple[str, float]]) -> str:
     """The figures with their goals, those of a section that is loaded on demand too, and the ratios."""
     gates = GATES | bench_replicas.GATES | bench_records.GATES | more
-    ratios = RATIOS | bench_replicas.RATIOS | bench_records.RATIOS
+    ratios = RATIOS | bench_replicas.RATIOS | bench_records.RATIOS | bench_spares.RATIOS
     rows = [row(name, value, *gates.get(name, ("", 0.0))) for name, value in figures.items()]
     for name, (over, under, sign, goal) in ratios.items():
         if over in figures:
@@ -182,7 +182,7 @@ def table(figures: dict[str, float], more: dict[str, tuple[str, float]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    sections = ("runner", "replicas", "records", "worker", "sandbox")
+    sections = ("runner", "replicas", "records", "worker", "sandbox", "spares")
     parser.add_argument("section", nargs="*", choices=sections, default=sections[0], help="which figures (runner)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--count", type=int, default=500, help="replicas: samples of each kind (500)")
@@ -206,6 +206,8 @@ def main() -> None:
 
         figures |= bench_sandbox.measure() | bench_stops.measure()
         gates |= bench_sandbox.GATES | bench_stops.GATES
+    if "spares" in asked.section:
+        figures |= bench_spares.measure()
     print(json.dumps(figures) if asked.json else table(figures, gates))
 
 

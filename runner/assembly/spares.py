@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from runner.errors import RunnerError
 from runner.pool.spares import Spares
 from runner.rules.spares import Kind, Shelf
 from runner.sandbox.port import SpareProvider
@@ -17,7 +18,11 @@ RECIPE = "default"
 
 
 async def added(services: Services) -> Services:
-    """The services with the spares that ``[pool] spares`` asks for; nothing is left of an earlier runner's."""
+    """The services with the spares that ``[pool] spares`` asks for; nothing is left of an earlier runner's.
+
+    Raises:
+        RunnerError: ``invalid_request``: ``[pool] spare_harnesses`` names a harness that there is not.
+    """
     known = services.provisioner.providers
     providers = {name: provider for name, provider in known.items() if isinstance(provider, SpareProvider)}
     for name, provider in providers.items():
@@ -27,6 +32,10 @@ async def added(services: Services) -> Services:
     wanted = services.settings.pool
     if wanted.spares == 0 or not providers:
         return services
+    for name in wanted.spare_harnesses:
+        if name not in services.provisioner.catalogue.names():
+            text = f"[pool] spare_harnesses: there is no harness {name}."
+            raise RunnerError("invalid_request", text, field="pool.spare_harnesses")
     spares = Spares(
         Shelf(wanted.spares, wanted.spare_seconds),
         services.pool,

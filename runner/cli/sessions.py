@@ -137,8 +137,12 @@ def pool(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     names = ("session_id", "state", "provider", "start", "reason", "agent_pid", "warm_until")
     rows = [tuple(item.get(name) for name in names) for item in view.get("items", [])]
     print_table("seats", [name.replace("_id", "").replace("_", " ") for name in names], rows)
+    if view.get("spares"):
+        names = ("spare_id", "state", "harness", "provider", "recipe", "agent_pid", "expires_at")
+        rows = [tuple(item.get(name) for name in names) for item in view["spares"]]
+        print_table("spares", [name.replace("_id", "").replace("_", " ") for name in names], rows)
     if "max_seats" in view:
-        say(f"{view.get('taken', len(rows))} of {view['max_seats']} seats taken")
+        say(f"{view.get('taken', len(view.get('items', [])))} of {view['max_seats']} seats taken")
 
 
 def print_members(value: dict[str, Any], prefix: str = "") -> None:

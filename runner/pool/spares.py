@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from runner.clock import Clock, rfc3339
 from runner.errors import RunnerError
-from runner.ids import SPARES, Ids, Key
+from runner.ids import Ids, Key
 from runner.metrics import SPARES as COUNTED
 from runner.metrics import Metrics
 from runner.pool.pool import Occupant, Pool
@@ -83,6 +83,7 @@ class Spares(Generic[L]):
         self._metrics = metrics
         self._tasks = Tasks("spares")
         self._timer: asyncio.TimerHandle | None = None
+        self._seats: dict[str, Seat] = {}
         pool.on_spare_removed, pool.on_free = self._removed, self.stir
         for kind in always:
             shelf.used(kind, clock.monotonic(), always=True)
@@ -100,6 +101,7 @@ class Spares(Generic[L]):
         spare = self._shelf.claim(kind, facets, self._clock.monotonic())
         if spare is None:
             return None
+        del self._seats[spare.spare_id]
         self._metrics.add(COUNTED, "claimed")
         return spare.spare_id, self._pool.claim_spare(spare.spare_id, key, facets, turn_id)
 
@@ -126,6 +128,7 @@ class Spares(Generic[L]):
         seat = self._pool.book.book_spare(spare_id, self._ids.mint("seat"), kind.provider, facets)
         if seat is not None:
             self._shelf.begun(spare_id, kind, facets)
+            self._seats[spare_id] = seat
             task = self._tasks.spawn(f"start {spare_id}", self._started(seat, kind))
             self._pool.starting[seat.seat_id] = task
 
@@ -158,7 +161,7 @@ class Spares(Generic[L]):
         self._removed(seat, code)
 
     def _retire(self, spare_id: str, verdict: str) -> None:
-        seat = self._pool.book.seats[(SPARES, spare_id)]
+        seat = self._seats[spare_id]
         self._pool.destroy(seat, verdict)
         self._over(seat)
 
@@ -187,6 +190,7 @@ class Spares(Generic[L]):
         except RunnerError as error:
             log.warning("%s left something behind: %s", spare_id, error.message)
         self._shelf.gone(spare_id)
+        del self._seats[spare_id]
         self.stir()
 
     def describe(self) -> list[dict[str, Any]]:
@@ -195,12 +199,12 @@ class Spares(Generic[L]):
         return [self._shown(spare, now, now_ms) for spare in self._shelf.spares.values()]
 
     def _shown(self, spare: Spare, now: float, now_ms: int) -> dict[str, Any]:
-        seat = self._pool.book.seats.get((SPARES, spare.spare_id))
-        live = self._pool.live(seat.key) if seat is not None else None
+        seat = self._seats[spare.spare_id]
+        live = self._pool.live(seat.key)
         ready = spare.state is SpareState.READY
         return {
             "spare_id": spare.spare_id,
-            "seat_id": seat.seat_id if seat is not None else None,
+            "seat_id": seat.seat_id,
             "harness": spare.kind.harness,
             "provider": spare.kind.provider,
             "recipe": spare.kind.recipe,

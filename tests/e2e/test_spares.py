@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,41 @@ async def test_an_agent_that_dies_as_a_spare_is_replaced_and_a_turn_gives_way_to
         (second,) = await ready(client)
         assert places(server) == {second["spare_id"]}
         assert (await Talk(server, client, "t", harness="demo").prompt("hi"))["start"] == "spare"
+
+
+def adopted(server: Server) -> dict[str, str]:
+    """Session to the place that its row names, as far as it is there."""
+    store = sqlite3.connect(f"file:{server.state_dir / 'store.sqlite3'}?mode=ro", uri=True)
+    try:
+        rows = store.execute("SELECT session_id, agent_state FROM sessions").fetchall()
+    finally:
+        store.close()
+    named = {session: json.loads(state).get("place") for session, state in rows}
+    return {session: place["spare"] for session, place in named.items() if place is not None}
+
+
+async def test_kills_in_the_middle_of_claims_leave_no_orphan_and_lose_no_file(serve: Serve) -> None:
+    """Cases C3, M1 and D1: what a turn said was written is there, and no directory that nobody has."""
+    server = serve(SPARES.replace("spares = 1", "spares = 3"))
+    written: set[str] = set()
+    for number in range(8):
+        async with server.client() as client:
+            await ready(client, 3)
+            names = [f"s{number}-{one}" for one in range(3)]
+            turns = [Talk(server, client, name, harness="demo").dispatch(f"/write work.txt {name}") for name in names]
+            await asyncio.sleep(0.004 * number)
+            server.kill()
+            over = await asyncio.gather(*(turn.result() for turn in turns), return_exceptions=True)
+            written |= {name for name, one in zip(names, over, strict=True) if isinstance(one, dict) and one["ok"]}
+        server.assert_nobody()
+        server.start()
+        async with server.client() as client:
+            spares = {spare["spare_id"] for spare in await ready(client, 3)}
+            assert places(server) - spares <= set(adopted(server).values())
+    assert written
+    assert written <= adopted(server).keys()
+    async with server.client() as client:
+        for name, place in adopted(server).items():
+            assert (workspace(server, place) / "work.txt").exists() or name not in written
+        for name in written:
+            assert (await client.shell(name, "cat work.txt"))["output"] == f"{name}\n"

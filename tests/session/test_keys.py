@@ -56,6 +56,32 @@ def env(bed: Bed, count: int = 1) -> dict[str, str]:
     return {name: given[name] for name in ("MODEL_KEY", "MODEL_URL") if name in given}
 
 
+async def test_the_token_of_a_spare_is_the_sessions_from_the_claim_on(book: KeyBook) -> None:
+    """Whose keys an agent uses is counted by its session, and its token is shown to nobody."""
+    spares = {"pool": {"spares": 1, "spare_harnesses": ["mine"]}}
+    bed = await Bed.make(settings=SETTINGS | spares, keys=book)
+    await asyncio.sleep(1)
+    assert env(bed) == {"MODEL_KEY": "token-1", "MODEL_URL": env(bed)["MODEL_URL"]}
+    grant = book.find("token-1")
+    assert grant is not None
+    assert (grant.project, grant.key) == (".spares", "sk-operators")
+    handle = await bed.dispatch(harness="mine", keep_on_disconnect=True)
+    agent = await bed.agent()
+    frame = await agent.prompt()
+    agent.say("I have token-1")
+    agent.answer(frame)
+    result = await handle.result()
+    assert result["start"] == "spare"
+    assert "token-1" not in result["text"]
+    assert (grant.project, grant.session_id) == ("p", "s")
+    await asyncio.sleep(1)
+    assert len(book) == 2
+    await bed.sessions.kill(CALLER, "s")
+    assert book.find("token-1") is None
+    await bed.close()
+    assert len(book) == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "key"),
     [

@@ -350,6 +350,25 @@ async def test_the_kinds_that_turns_start_are_kept_for_as_long_as_they_do() -> N
     await closed(bed)
 
 
+async def test_a_harness_that_there_is_not_is_named_at_once() -> None:
+    with pytest.raises(RunnerError, match="spare_harnesses: there is no harness nobody"):
+        await made(spare_harnesses=["nobody"])
+
+
+async def test_one_that_is_retired_while_its_failed_start_is_undone_goes_once() -> None:
+    bed = await made()
+    bed.provider.manners["session/new"] = False
+    bed.provider.destroy_gate = asyncio.Event()
+    await asyncio.sleep(91)
+    assert states(bed) == ["starting"]
+    assert bed.replica.services.spares is not None
+    bed.replica.services.spares.rest()
+    bed.provider.destroy_gate.set()
+    await asyncio.sleep(1)
+    assert shown(bed) == []
+    await closed(bed)
+
+
 async def test_without_the_setting_there_are_none() -> None:
     bed = await Bed.make()
     await first(bed)
