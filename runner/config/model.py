@@ -286,6 +286,12 @@ class Auth(Section):
         return self
 
 
+def _below_home(path: str) -> str:
+    if {"", "..", "."} & set(path.split("/")) or "\0" in path:
+        raise ValueError("must lie below the agent's home")
+    return path
+
+
 class Logins(Section):
     """``[logins]``: whose sessions get what ``acp-runner harness login`` stored on this machine."""
 
@@ -296,7 +302,7 @@ class CustomLogin(Section):
     """``[harness.<name>.login]``: the JSON file that an agent keeps its login in; members are dotted paths."""
 
     command: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-    file: Annotated[str, Field(min_length=1)]
+    file: Annotated[str, AfterValidator(_below_home)]
     secrets: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
     refresh: str = ""
     expires: str = ""

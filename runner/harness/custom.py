@@ -51,14 +51,14 @@ def custom_spec(name: str, given: CustomHarness, base_dir: Path, environ: Mappin
 
 
 def _login(name: str, given: CustomLogin, base_dir: Path, path: str | None) -> Login:
-    command = tuple(given.command)
+    command, secret = tuple(given.command), [*given.secrets, *filter(None, (given.refresh,))]
 
     def resolve(state_dir: Path) -> tuple[str, ...]:
         return _resolve(name, command, base_dir, path).argv
 
     return Login(
         f"Log in on the runner's machine: acp-runner harness login {name}.",
-        form=Form(given.file, tuple(given.secrets), given.refresh, given.expires),
+        form=Form(given.file, tuple(dict.fromkeys(secret)), given.refresh, given.expires),
         command=resolve,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from runner.config import CustomHarness
 from runner.errors import RunnerError
 from runner.harness.catalogue import Catalogue
 from runner.harness.spec import LaunchContext
+from runner.rules.login import Form
 
 
 def context(tmp_path: Path, **env: str) -> LaunchContext:
@@ -162,6 +164,20 @@ def test_the_demo_agent_runs_isolated_on_this_interpreter(tmp_path: Path) -> Non
     assert launch.argv[:3] == (sys.executable, "-I", "-S")
     assert Path(launch.argv[3]).name == "demo_agent.py"
     assert launch.env == {}
+
+
+def custom(login: Mapping[str, object]) -> CustomHarness:
+    return CustomHarness.model_validate({"command": ["true"], "login": login})
+
+
+def test_a_custom_login_masks_what_a_refresh_spends(tmp_path: Path) -> None:
+    given = {"command": ["true"], "file": ".mine/auth.json", "secrets": ["access"], "refresh": "refresh"}
+    login = build(tmp_path, mine=custom(given)).get("mine").login
+    assert login is not None
+    assert login.form == Form(".mine/auth.json", ("access", "refresh"), "refresh")
+    for path in ("/etc/passwd", "../auth.json", "a/../../b", ""):
+        with pytest.raises(ValueError, match="file"):
+            custom(given | {"file": path})
 
 
 def test_declared_variables() -> None:
