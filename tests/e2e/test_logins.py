@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from runner.client import Client
 from runner.harness.catalogue import Catalogue
@@ -115,6 +117,54 @@ async def test_one_sandbox_may_refresh_and_all_get_what_it_refreshed_case_k4(log
         assert kept(server)["refresh"] == "refresh-token-2"
         assert (await say(client, "three", "hello"))["ok"]
         assert copy_of(server, "three")["refresh"] == "refresh-token-2"
+
+
+async def all_have(server: Server, names: Iterable[str], access: str) -> None:
+    await until(lambda: {copy_of(server, name)["access"] for name in names} == {access}, f"all have {access}")
+
+
+REFRESH = """
+import json, os, sys, urllib.request
+path = os.path.expanduser("~/" + sys.argv[2])
+login = json.load(open(path))
+if login["refresh"]:
+    answer = urllib.request.urlopen(sys.argv[1], login["refresh"].encode(), timeout=20).read()
+    with open(path + ".new", "wb") as file:
+        file.write(answer)
+    os.replace(path + ".new", path)
+"""
+
+
+async def test_sessions_that_all_refresh_at_once_spend_each_token_once_case_k4(logged_in: Server) -> None:
+    """The vendor's rule: a refresh token that is spent twice logs everybody out."""
+    spent: list[str] = []
+
+    async def token(request: web.Request) -> web.Response:
+        given = await request.text()
+        spent.append(given)
+        await asyncio.sleep(0.2)
+        assert given == f"refresh-token-{len(spent)}"
+        return web.json_response(tokens(len(spent) + 1))
+
+    app = web.Application()
+    app.router.add_post("/token", token)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
+    files = {"files": [{"path": "refresh.py", "content": REFRESH}]}
+    names = ("one", "two", "three")
+    try:
+        async with logged_in.client() as client:
+            for count in (1, 2):
+                text = f"/tool {sys.executable} -I refresh.py {url} {FILE}"
+                results = await asyncio.gather(*(say(client, name, text, workspace=files) for name in names))
+                assert all(result["ok"] for result in results), results
+                assert spent == [f"refresh-token-{number + 1}" for number in range(count)]
+                await all_have(logged_in, names, f"access-token-{count + 1}")
+    finally:
+        await runner.cleanup()
 
 
 async def test_what_was_refreshed_right_before_the_runner_was_killed_counts_case_k4(logged_in: Server) -> None:
