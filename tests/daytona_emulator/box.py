@@ -24,6 +24,7 @@ class Traits:
         daemon_dead: the toolbox is gone (bare 502) while the API says ``started``.
         container_gone: the API says ``started``, the runner knows no such container (404).
         deaf: refreshes of activity are taken and forgotten.
+        idle_links: an open preview connection is no activity.
         fails_start: the next start ends in ``error`` with this reason.
     """
 
@@ -31,6 +32,7 @@ class Traits:
     daemon_dead: bool = False
     container_gone: bool = False
     deaf: bool = False
+    idle_links: bool = False
     fails_start: str = ""
 
 

@@ -109,7 +109,7 @@ class Previews:
         for door in self._doors:
             if door.links and self._clock.now() >= door.active:
                 door.active = self._clock.now() + ACTIVITY_SECONDS
-                if self._known(door.box):
+                if self._known(door.box) and not self._find(door.box).traits.idle_links:
                     self._used(self._find(door.box))
 
     async def close(self) -> None:

@@ -153,6 +153,12 @@ async def deaf(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
 
 
 @_scenario
+async def idle_links(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
+    """Open preview connections of a sandbox are no activity, as one page of the service's own says."""
+    _box(emulator, asked).traits.idle_links = True
+
+
+@_scenario
 async def vanished(emulator: DaytonaEmulator, asked: dict[str, Any]) -> None:
     """A sandbox is gone without a word: 404 from now on."""
     await emulator.boxes.vanish(_box(emulator, asked))
