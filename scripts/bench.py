@@ -2,7 +2,8 @@
 
 Sections: ``runner``, one process against raw stdio; ``replicas``, session control over Redis and with many sessions;
 ``records``, followers, readers who are behind, and what durability costs; ``worker``, records into PostgreSQL;
-``sandbox``, what isolation costs; ``spares``, what a started agent saves.
+``sandbox``, what isolation costs; ``spares``, what a started agent saves; ``bridge``, what the way into a remote
+sandbox costs.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def table(figures: dict[str, float], more: dict[str, tuple[str, float]]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    sections = ("runner", "replicas", "records", "worker", "sandbox", "spares")
+    sections = ("runner", "replicas", "records", "worker", "sandbox", "spares", "bridge")
     parser.add_argument("section", nargs="*", choices=sections, default=sections[0], help="which figures (runner)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--count", type=int, default=500, help="replicas: samples of each kind (500)")
@@ -208,6 +209,11 @@ def main() -> None:
         gates |= bench_sandbox.GATES | bench_stops.GATES
     if "spares" in asked.section:
         figures |= bench_spares.measure()
+    if "bridge" in asked.section:
+        from scripts import bench_bridge
+
+        figures |= bench_bridge.measure()
+        gates |= bench_bridge.GATES
     print(json.dumps(figures) if asked.json else table(figures, gates))
 
 

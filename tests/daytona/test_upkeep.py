@@ -97,6 +97,7 @@ async def test_what_a_dead_runner_left_is_put_to_sleep_unless_another_one_has_it
     assert (await later.reap(yes, yes)).left == []
     assert (await later.reap(yes, no)).left == [left.name]
     await bed.until(lambda: states(daytona_emulator) == {left.name: "stopped", theirs.name: "started"})
+    await later._leaving.wait(left.name, 10.0)
     assert (await later.reap(yes, no)).left == []
     (disk,) = later.disks()
     assert (disk.project, disk.session_id) == ("default", "ses_1")
@@ -110,12 +111,13 @@ async def test_what_a_dead_runner_left_is_put_to_sleep_unless_another_one_has_it
 
 async def test_a_disk_that_another_runner_woke_stays(daytona_emulator: EmulatorProcess) -> None:
     """The window that ends is that of the runner which put it to sleep; the sandbox is another one's by now."""
-    first, second = provider(daytona_emulator, disk_seconds=1.0), provider(daytona_emulator)
+    first, second = provider(daytona_emulator, disk_seconds=20.0), provider(daytona_emulator)
     sandbox = await first.start(spec())
     await sandbox.destroy(0.0)
     again = await second.start(spec(seat_id="seat_2"))
     assert again.woken
-    await bed.until(lambda: first.disks() == ())
+    first._expire(sandbox.name)
+    await first._leaving.wait(sandbox.name, 10.0)
     talk = bed.Talk(again)
     assert await talk.say("mine") == "mine"
     await first.close()
