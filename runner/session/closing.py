@@ -38,6 +38,8 @@ async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     That is what the store says where somebody else ended it first (DESIGN 3.9).
     """
     session = turn.session
+    if end.error is not None:
+        end = replace(end, error=turn.services.provisioner.with_help(turn.effective.harness, end.error))
     kept = _kept(turn)
     session.presence.turn_over()
     result = await _make_durable(turn, end)

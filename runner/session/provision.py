@@ -121,6 +121,13 @@ class Provisioner:
         spec, given = self.catalogue.get(effective.harness), (*effective.config.get("env", {}), *effective.secrets)
         return self.logins.identity(project, spec, effective.provider, given)
 
+    def with_help(self, harness: str, error: RunnerError) -> RunnerError:
+        """An agent's word that it needs a login, with how its harness gets one; any other error as it is."""
+        login = self.catalogue.get(harness).login if error.code == "harness_auth_required" else None
+        if login is None or login.instructions in error.message:
+            return error
+        return RunnerError(error.code, f"{error.message.rstrip('. ')}. {login.instructions}")
+
     def expires_ms(self, key: Key, effective: Effective) -> int | None:
         """When the secrets of a warm sandbox are of no use any more, a login among them."""
         known = [instant for instant in (effective.secrets_expire_ms, self.logins.expires_ms(key)) if instant]
@@ -294,10 +301,7 @@ class Provisioner:
                 "harness_start_failed", f"The agent refused to start a session: {redactor.text(str(error))}"
             ) from None
         except RunnerError as error:
-            spec = self.catalogue.get(effective.harness)
-            if error.code != "harness_auth_required" or spec.login is None:
-                raise
-            raise RunnerError(error.code, f"{redactor.text(error.message)} {spec.login.instructions}") from None
+            raise self.with_help(effective.harness, error) from None
 
     async def _seated(
         self,

@@ -110,3 +110,12 @@ async def test_a_disk_that_refuses_fails_the_start_with_its_reason(bed: Bed, she
     error = (await handle.result())["error"]
     assert error["code"] == "sandbox_start_failed"
     assert "The login of mine is out of reach" in error["message"]
+
+
+async def test_an_agent_that_wants_another_login_in_the_middle_says_how(bed: Bed, shelf: Shelf) -> None:
+    handle = await bed.dispatch("one", harness="mine", keep_on_disconnect=True)
+    agent = await bed.agent()
+    agent.error((await agent.prompt())["id"], -32000, "it was revoked")
+    error = (await handle.result())["error"]
+    assert error["code"] == "harness_auth_required"
+    assert "it was revoked. Log in on the runner's machine: acp-runner harness login mine." in error["message"]
