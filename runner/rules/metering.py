@@ -71,7 +71,7 @@ def _usage_in(event: Any) -> Any:
 class BodyMeter:
     """Reads one answer's body while it passes; ``tokens`` is what is known so far.
 
-    A later event corrects an earlier one: they count up, they do not add up.
+    Events count up and do not add up: of each kind the largest number counts.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -120,6 +120,8 @@ class BodyMeter:
 
     def _learn(self, text: bytes) -> None:
         try:
-            self.tokens |= tokens_of(_usage_in(json.loads(text)))
+            found = tokens_of(_usage_in(json.loads(text)))
         except (ValueError, RecursionError):
             return
+        for kind, count in found.items():
+            self.tokens[kind] = max(count, self.tokens.get(kind, 0))

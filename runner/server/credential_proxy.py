@@ -193,7 +193,7 @@ class CredentialProxy:
         same = [one for one in grants.values() if one.route == name and one.upstream == grant.upstream]
         keys: dict[Header, str] = {one.header: one.key for one in same}
         url = URL(grant.upstream.url(rest, query), encoded=True)
-        return Admitted(grant, url, asked(request.headers.items(), tuple(shown.values()), keys))
+        return Admitted(grant, url, asked(request.headers.items(), [shown[form] for form in grants], keys))
 
     def _too_large(self) -> Refused:
         text = f"The request is larger than {self._bounds.body_bytes // MIB} MiB."

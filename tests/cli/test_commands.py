@@ -288,6 +288,12 @@ def test_doctor_is_redacted_and_names_what_helps(bare: Invoke, tmp_path: Path) -
     assert {"python", "state directory", "server", "harness demo"} <= {item["name"] for item in told["findings"]}
 
 
+def test_doctor_says_whether_keys_enter_sandboxes(bare: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "kept out of local sandboxes of claude, codex" in bare("doctor").stdout
+    monkeypatch.setenv("ACP_RUNNER_CREDENTIALS__PROXY", "false")
+    assert "model keys: they enter sandboxes; set [credentials] proxy = true" in bare("doctor").stdout
+
+
 def test_doctor_looks_at_the_database(
     bare: Invoke, tmp_path: Path, postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

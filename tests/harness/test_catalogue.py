@@ -190,3 +190,38 @@ def test_declared_variables() -> None:
         login = catalogue.get(name).login
         assert login is not None
         assert login.instructions
+
+
+def test_a_custom_harness_says_which_keys_stay_outside(tmp_path: Path) -> None:
+    """The variables are forwarded by clients like those of the built-in ones; keys of one base URL share a route."""
+    given = CustomHarness.model_validate(
+        {
+            "command": ["sh"],
+            "keys": [
+                {"key": "A_KEY", "base_url": "A_URL", "upstream": "https://a.example/v1"},
+                {"key": "A_TOKEN", "base_url": "A_URL", "upstream": "https://a.example/v1", "header": "x-api-key"},
+                {"key": "B_KEY", "base_url": "B_URL", "upstream": "https://b.example"},
+            ],
+        }
+    )
+    spec = build(tmp_path, mine=given).get("mine")
+    assert (spec.key_vars, spec.setting_vars) == (("A_KEY", "A_TOKEN", "B_KEY"), ("A_URL", "B_URL"))
+    assert [(route.name, dict(route.keys), route.base_urls, route.upstream) for route in spec.routes] == [
+        ("a_url", {"A_KEY": "bearer", "A_TOKEN": "x-api-key"}, ("A_URL",), "https://a.example/v1"),
+        ("b_url", {"B_KEY": "bearer"}, ("B_URL",), "https://b.example"),
+    ]
+
+
+def test_base_urls_of_the_runners_own_environment_are_the_operators(tmp_path: Path) -> None:
+    own = {"PATH": os.defpath, "ANTHROPIC_BASE_URL": "https://gateway.example", "ANTHROPIC_API_KEY": "sk-of-the-shell"}
+    catalogue = build(tmp_path, own)
+    assert catalogue.get("claude").operator == {"ANTHROPIC_BASE_URL": "https://gateway.example"}
+    assert catalogue.get("codex").operator == {}
+    assert catalogue.facet("claude") == build(tmp_path).facet("claude"), "an agent session is not lost by it"
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_every_key_of_a_built_in_harness_has_a_route(tmp_path: Path, name: str) -> None:
+    spec = build(tmp_path).get(name)
+    assert {key for route in spec.routes for key in route.keys} == set(spec.key_vars)
+    assert {url for route in spec.routes for url in route.base_urls} <= set(spec.setting_vars)

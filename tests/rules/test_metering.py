@@ -24,7 +24,7 @@ ANTHROPIC = events(
         "message": {"usage": {"input_tokens": 11, "output_tokens": 1, "cache_read_input_tokens": 5}},
     },
     {"type": "content_block_delta", "delta": {"text": 'she said "usage"'}},
-    {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7}},
+    {"type": "message_delta", "delta": {}, "usage": {"input_tokens": 0, "output_tokens": 7}},
     {"type": "message_stop"},
 )
 CHAT = (

@@ -171,6 +171,13 @@ async def test_each_form_of_a_key(bed: Bed, upstream: Upstream) -> None:
     assert shown == [(f"Bearer {KEY}", "sk-other-key"), (None, "sk-other-key"), (f"Bearer {KEY}", None)]
 
 
+@pytest.mark.parametrize("other", ["", "a"])
+async def test_what_is_no_token_takes_nothing_along(bed: Bed, upstream: Upstream, other: str) -> None:
+    async with bed.ask(headers={"x-api-key": other, "anthropic-version": "a"}) as answer:
+        assert answer.status == 200
+    assert upstream.seen[0].headers["anthropic-version"] == "a"
+
+
 async def test_a_large_body_goes_up_and_comes_down_piece_by_piece(bed: Bed, upstream: Upstream) -> None:
     body = bytes(range(256)) * 80_000
 
