@@ -22,7 +22,7 @@ GUARDED = [route for route in ROUTES if route.scope != OPEN]
 
 
 def path_of(route: Route) -> str:
-    return route.path.format(session_id="s1", interaction_id="i1", prompt_id="p1", command_id="c1")
+    return route.path.format(session_id="s1", interaction_id="i1", prompt_id="p1", command_id="c1", path="a.txt")
 
 
 async def status_of(http: ClientSession, route: Route, headers: dict[str, str]) -> int:
@@ -38,7 +38,8 @@ async def test_every_route_needs_a_token(url: str, sessions: FakeSessions, route
             async with http.request(route.method, path_of(route), headers=header) as answer:
                 assert answer.status == 401
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
-                assert (await answer.json(content_type=None))["code"] == "unauthorized"
+                if route.method != "HEAD":
+                    assert (await answer.json(content_type=None))["code"] == "unauthorized"
     assert sessions.calls == []
 
 

@@ -223,7 +223,7 @@ async def test_a_turn_id_is_used_once(bed: Bed) -> None:
         ({"sandbox": {"recipe": "nope"}}, "recipe_unknown"),
         ({"env": {"HOME": "/x"}}, "invalid_request"),
         ({"env": {"ACP_RUNNER_CELL": "x"}}, "invalid_request"),
-        ({"workspace": {"path": "/nowhere/at/all"}}, "invalid_request"),
+        ({"workspace": {"path": "/missing/at/all"}}, "invalid_request"),
         ({"secrets": {"K": {"ref": "missing"}}}, "invalid_request"),
     ],
 )
