@@ -126,5 +126,14 @@ async def test_files_of_a_remote_sandbox_awake_asleep_and_gone(daytona_emulator:
         again = await talk.prompt("/write in/more.txt 1")
         assert (again["ok"], again.get("context_lost")) == (True, None)
         assert dict(await names(client, "s", "in")) == {"every.bin": "file", "more.txt": "file"}
-        await client.delete("s")
-        await until(lambda: states(daytona_emulator) == [], "it is deleted")
+        head = (await talk.client.records("s", limit=1000))["items"][-1]["cursor"]
+        made = await client.fork("s", head, session_id="fork")
+        assert (made["workspace"], made.get("reason")) == ("copied", None)
+        assert await client.read_file("fork", "in/every.bin") == every
+        other = await talk_in(server, client, "fork").prompt("/write in/fork.txt 1")
+        assert (other["ok"], other["context_lost"]) == (True, True)
+        assert dict(await names(client, "fork", "in")) == {"every.bin": "file", "fork.txt": "file", "more.txt": "file"}
+        assert "fork.txt" not in dict(await names(client, "s", "in"))
+        for session in ("s", "fork"):
+            await client.delete(session)
+        await until(lambda: states(daytona_emulator) == [], "both are deleted")

@@ -12,7 +12,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.rules.files import Precondition
-from runner.sandbox.daytona import visits
+from runner.sandbox.daytona import copying, visits
 from runner.sandbox.daytona.provider import DaytonaProvider
 from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.sandbox import bed
@@ -215,3 +215,42 @@ async def test_the_end_of_the_runner_puts_them_to_sleep(daytona_emulator: Emulat
     await made.close()
     assert states(daytona_emulator) == {name: "stopped"}
     assert await code_of(files(made).read("a", MOST)) == "session_starting"
+
+
+COPY_FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("server_error", {"match": "POST .*/process/execute", "status": 502}),
+    ("dropped", {"match": "POST .*/process/execute", "when": "after", "skip": 1}),
+    ("dropped", {"match": "POST .*/files/bulk-download"}),
+    ("dropped", {"match": "POST .*/files/bulk-upload", "when": "after"}),
+]
+
+
+@pytest.mark.parametrize(("scenario", "asked"), COPY_FAULTS)
+async def test_a_copy_survives(
+    daytona: DaytonaProvider, daytona_emulator: EmulatorProcess, scenario: str, asked: dict[str, Any]
+) -> None:
+    await slept(daytona, daytona_emulator)
+    daytona_emulator.scenario(scenario, **asked)
+    assert await daytona.copy_workspace(("default", "ses_1"), ("default", "fork")) == "copied"
+    assert (await files(daytona, "fork").read("large", MOST)).data == LARGE
+    for session in ("ses_1", "fork"):
+        root = disk(daytona_emulator, daytona.sandbox_name("default", session)) / "acp-runner"
+        assert [path.name for path in root.iterdir() if path.name.startswith(("staged", "fork"))] == []
+
+
+async def test_a_copy_that_is_too_large_or_has_no_room_is_none(
+    daytona_emulator: EmulatorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = provider(daytona_emulator, capacity=1)
+    name = await slept(made, daytona_emulator)
+    bounds = (("COPY_BYTES", len(LARGE)), ("COPY_ENTRIES", 1), ("ARCHIVE_BYTES", 1000), ("COPY_SECONDS", 0))
+    for bound, value in bounds:
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, bound, value)
+            assert await made.copy_workspace(("default", "ses_1"), ("default", "fork")) == "too_large", bound
+    assert list(states(daytona_emulator)) == [name]
+    other = await made.start(spec("ses_2"))
+    assert await code_of(made.copy_workspace(("default", "ses_1"), ("default", "fork"))) == "runner_at_capacity"
+    await other.destroy(0.0)
+    assert await made.copy_workspace(("default", "nobody"), ("default", "fork")) == "none"
+    await made.close()

@@ -191,3 +191,31 @@ async def test_a_reader_never_meets_half_a_file(bench: Bench) -> None:
         assert (await space.read("f", MOST)).data in versions
         await asyncio.sleep(0)
     await writing
+
+
+async def test_a_workspace_is_copied_into_one_that_has_nothing(bench: Bench) -> None:
+    """For a fork; what becomes of one is nothing to the other."""
+    assert await bench.provider.copy_workspace(("default", "nobody"), ("default", "fork")) == "none"
+    sandbox = await bench.start(workspace_files={"a": b"1", "f/g/b": b"2", "f/large": bytes(200_000)})
+    if real(bench):
+        script = """
+            chmod 751 a; chmod 500 f/g; ln -s /etc/passwd out; ln -s f/large in; mkfifo pipe; mkdir none; touch 'é
+x'; ln -s nowhere f/nowhere; head -c 300000 /dev/urandom > noise
+        """
+        await inside(bench, sandbox, script)
+    assert await bench.provider.copy_workspace(("default", "of_seat_1"), ("default", "fork")) == "copied"
+    source, fork = files(bench), files(bench, "fork")
+    assert (await fork.read("f/g/b", MOST)).data == b"2"
+    await source.write("a", b"changed")
+    assert (await fork.read("a", MOST)).data == b"1"
+    if real(bench):
+        assert (await fork.read("noise", MOST)).etag == (await source.read("noise", MOST)).etag
+        names = [entry.name for entry in (await fork.list("", b"", 50)).entries]
+        assert names == ["a", "f", "in", "noise", "none", "out", "é\nx"]
+    assert await bench.provider.copy_workspace(("default", "of_seat_1"), ("default", "fork")) == "copied"
+    assert (await fork.read("a", MOST)).data == b"1"
+    if real(bench):
+        other = await bench.start("seat_2", session_id="fork")
+        assert await inside(bench, other, "stat -c %a a f/g; readlink in out f/nowhere; test ! -e pipe; ./a || true")
+        await other.destroy()
+    await sandbox.destroy()

@@ -18,7 +18,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.sandbox import tree as module
-from runner.sandbox.daytona.files import program
+from runner.sandbox.daytona.programs import program
 from runner.sandbox.local_files import LocalFiles
 from runner.sandbox.tree import Refused, Tree
 
@@ -165,7 +165,9 @@ def test_it_is_one_program_of_the_standard_library_alone(tmp_path: Path) -> None
 
     def ask(**asked: Any) -> Any:
         request = base64.b64encode(json.dumps({"root": str(root), **asked}).encode()).decode()
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", program(), request], capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program(module), request], capture_output=True, check=True
+        )
         assert done.stderr == b""
         return json.loads(done.stdout)
 
@@ -181,5 +183,5 @@ def test_it_is_one_program_of_the_standard_library_alone(tmp_path: Path) -> None
     assert ask(op="write", path=["e"], data=None, staged=staged, match=None, none_match=None) == {"created": True}
     assert (root / "e").read_bytes() == b"123"
     assert not Path(staged).exists()
-    assert len(program()) < 20_000
+    assert len(program(module)) < 20_000
     assert Path(module.__file__).read_text().count("from runner") == 0

@@ -15,6 +15,7 @@ from runner.errors import RunnerError
 from runner.ids import Key, valid_id
 from runner.rules.daytona import fits, judge, late_creation, start_code
 from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
+from runner.sandbox.daytona.copying import copy_workspace
 from runner.sandbox.daytona.disks import Disks
 from runner.sandbox.daytona.files import DaytonaFiles
 from runner.sandbox.daytona.leaving import Leaving
@@ -333,8 +334,8 @@ class DaytonaProvider:
         return found.id if found is not None and found.state not in ("destroyed", "destroying") else None
 
     async def copy_workspace(self, source: Key, to: Key) -> Copied:
-        """See ``port.Provider.copy_workspace``: a disk over there is not copied."""
-        return "none" if await self.home_identity(*source) is None else "too_large"
+        """See ``port.Provider.copy_workspace``."""
+        return await copy_workspace(self.files(*source, None), self.files(*to, None))
 
     async def reap(self, known: Asks, owned: Asks) -> Reaped:
         """See ``reaping.look``; what a dead runner left running is put to sleep behind it."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -176,14 +177,19 @@ class DaytonaService:
         link = await self._on(identity, "read", lambda box: box.get_preview_link(port, request_timeout=READ_SECONDS))
         return str(link.url), str(link.token)
 
-    async def upload(self, identity: str, files: Mapping[str, bytes], seconds: float) -> None:
-        """Write files by absolute path; what is there is replaced, so it may be done twice."""
-        uploads = [self._sdk.FileUpload(source=content, destination=path) for path, content in files.items()]
+    async def upload(self, identity: str, files: Mapping[str, bytes | Path], seconds: float) -> None:
+        """Write files by absolute path, also those of this machine; what is there is replaced: it may be done twice."""
+        given = {path: content if isinstance(content, bytes) else str(content) for path, content in files.items()}
+        uploads = [self._sdk.FileUpload(source=content, destination=path) for path, content in given.items()]
         await self._on(identity, "read", lambda box: box.fs.upload_files(uploads, timeout=max(1, int(seconds))))
 
     async def download(self, identity: str, path: str, seconds: float) -> bytes:
         """A file by its absolute path, whole."""
         return bytes(await self._on(identity, "read", lambda box: box.fs.download_file(path, max(1, int(seconds)))))
+
+    async def fetch(self, identity: str, path: str, to: Path, seconds: float) -> None:
+        """As ``download``, into a file of this machine."""
+        await self._on(identity, "read", lambda box: box.fs.download_file(path, str(to), max(1, int(seconds))))
 
     async def discard(self, identity: str, path: str) -> None:
         """Delete a file."""
