@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -50,13 +51,21 @@ def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(tmp_path: Path)
     (root / "link").symlink_to(outside)
     over = threading.Event()
 
+    def moved(name: str, to: str) -> None:
+        """The tree may have made a folder of that name meanwhile."""
+        while True:
+            try:
+                return os.rename(root / name, root / to)
+            except OSError:
+                shutil.rmtree(root / to, ignore_errors=True)
+
     def exchange() -> None:
         while not over.is_set():
-            os.rename(root / "real", root / "x")
-            os.rename(root / "link", root / "real")
-            os.rename(root / "real", root / "link")
-            os.rename(root / "x", root / "real")
+            for name, to in (("real", "x"), ("link", "real"), ("real", "link"), ("x", "real")):
+                moved(name, to)
 
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
     thread = threading.Thread(target=exchange)
     thread.start()
     seen = set()
@@ -71,6 +80,7 @@ def test_a_folder_that_turns_into_a_link_meanwhile_leads_nowhere(tmp_path: Path)
     finally:
         over.set()
         thread.join()
+        sys.setswitchinterval(interval)
     assert seen == {b"inside"}
     assert (outside / "f").read_bytes() == b"outside"
     assert sorted(os.listdir(outside)) == ["f"]
