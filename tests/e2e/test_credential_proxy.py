@@ -171,6 +171,35 @@ async def test_an_operators_key_goes_to_no_server_of_a_caller(
         await talk.check()
 
 
+async def test_a_killed_runner_leaves_neither_key_nor_token_case_k3(serve: Serve, model: ModelServer) -> None:
+    """Not on the disk, before and behind the kill; the next runner takes no token of the last one."""
+    server = started(serve, model)
+    async with server.client() as client:
+        talk = talk_of(server, client, secrets={"MODEL_KEY": CALLERS})
+        assert (await talk.prompt("[[text:a]]", keep_on_disconnect=True))["ok"]
+    token = token_of(server, "s")
+    (server.workspace("s") / "token.txt").unlink()
+    assert holding(server.folder, CALLERS, token) == []
+    server.kill()
+    assert holding(server.folder, CALLERS, token) == []
+    server.assert_nobody()
+    server.start()
+    async with server.client() as client, ClientSession() as http:
+        talk = talk_of(server, client)
+        failed = await talk.prompt("[[text:b]]")
+        assert failed["error"]["code"] == "credentials_missing", "a literal does not survive its runner"
+        (port,) = own_ports(server)
+        url, headers = f"http://127.0.0.1:{port}/model_url/models", {"Authorization": f"Bearer {token}"}
+        async with http.get(url, headers=headers) as answer:
+            assert answer.status == 401
+
+
+def holding(folder: Path, *texts: str) -> list[Path]:
+    """The files below a folder that hold one of the texts."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files if any(text.encode() in path.read_bytes() for text in texts)]
+
+
 async def test_a_model_that_is_away_is_told_to_the_agent(serve: Serve, model: ModelServer) -> None:
     server = started(serve, model)
     await model.stop()
