@@ -9,9 +9,10 @@ import pytest
 from aiohttp import ClientSession
 
 from runner.client import ApiError, Client
+from tests.agents import Gate, steps
 from tests.daytona_emulator.fixture import EmulatorProcess
-from tests.e2e.conftest import Serve
-from tests.e2e.server import Server, until
+from tests.e2e.conftest import Scripted, Serve
+from tests.e2e.server import SECONDS, Server, until
 from tests.e2e.talk import Talk
 from tests.e2e.test_daytona import config, states, talk_in
 
@@ -60,6 +61,30 @@ async def test_files_go_in_and_out_of_a_cell(server: Server, client: Client) -> 
     assert await refused(client.read_file("files", "given")) == ("session_ended", 410)
     assert await refused(client.write_file("files", "given", b"")) == ("session_ended", 410)
     assert not server.workspace("files").exists()
+
+
+async def test_while_the_first_agent_starts_they_are_refused_and_it_starts(
+    scripted: Scripted, client: Client, tmp_path: Path
+) -> None:
+    """Case L5: files and shell of a session whose sandbox is being started; retryable, and the start is not hurt."""
+    talk, script = scripted()
+    gate = Gate(tmp_path / "gate")
+    script.on("session/new", steps.gate(gate), steps.reply())
+    turn = talk.dispatch("hi")
+    await gate.reached(SECONDS)
+    for work in (
+        client.read_file(talk.session, "a"),
+        client.write_file(talk.session, "a", b"1"),
+        client.files(talk.session),
+        client.shell(talk.session, "true"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            await work
+        assert (caught.value.code, caught.value.status) == ("session_starting", 409)
+        assert caught.value.retryable
+    gate.open()
+    assert (await turn.result())["ok"]
+    assert (await client.write_file(talk.session, "a", b"1"))["created"]
 
 
 async def test_nothing_of_the_machine_is_had_through_links(server: Server, client: Client) -> None:
