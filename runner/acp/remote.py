@@ -132,8 +132,9 @@ class RemoteTransport:
         self._await_report(CLOSED)
 
     async def aclose(self) -> None:
-        """Give the link up; bounded."""
+        """Give the link up; bounded. Who waits for the init is told: it can be asked nothing any more."""
         await self.connection.close()
+        self._end(None, "its link was closed")
 
     # -- what the bridge says ----------------------------------------------------------------------------------------
 

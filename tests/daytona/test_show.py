@@ -15,7 +15,7 @@ from tests.daytona.house import House
 from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.e2e.conftest import Serve
 from tests.e2e.server import until
-from tests.e2e.test_daytona import asleep, config, states, talk_in
+from tests.e2e.test_daytona import asleep, config, metrics, states, talk_in
 from tests.sandbox import bed
 
 LANES, ROUNDS = 5, 20
@@ -46,8 +46,17 @@ async def test_a_life(daytona_emulator: EmulatorProcess, serve: Serve) -> None:
         assert (first["ok"], first["start"], states(daytona_emulator)) == (True, "cold", ["started"])
         warm = await talk.prompt("two")
         assert (warm["ok"], warm["start"]) == (True, "hit")
-        await asleep(talk)
+        view = await asleep(talk)
         assert (states(daytona_emulator), daytona_emulator.state()["processes"]) == (["stopped"], [])
+        (seat,) = (await client.pool())["items"]
+        del seat["warm_until"], view["warm_until"]
+        assert {name: seat[name] for name in view} == view
+        assert (seat["session_id"], seat["provider"]) == ("s", "daytona")
+        (remote,) = [one for one in (await client.health())["providers"] if one["name"] == "daytona"]
+        assert (remote["available"], remote["running"], remote["asleep"], remote["capacity"]) == (True, 0, 1, None)
+        shown = await metrics(server)
+        assert 'acp_runner_seats{state="asleep"} 1.0' in shown
+        assert 'acp_runner_daytona_changes_total{change="created"} 1.0' in shown
         woken = await talk.prompt("three")
         assert (woken["ok"], woken["start"]) == (True, "woken")
         assert woken["text"] == "You said: three (message 3 of this conversation)"

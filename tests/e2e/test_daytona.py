@@ -54,33 +54,6 @@ def talk_in(server: Server, client: object, session: str) -> Talk:
     return Talk(server, client, session, harness="demo", sandbox={"provider": "daytona"})  # type: ignore[arg-type]
 
 
-async def test_a_session_s_life(daytona_emulator: EmulatorProcess, serve: Serve) -> None:
-    """Created, warm, asleep at the end of the window, woken with its memory, deleted with the session (C3, I5)."""
-    server = serve(config(daytona_emulator, "idle_seconds = 1"))
-    async with server.client() as client:
-        talk = talk_in(server, client, "s")
-        first = await talk.prompt("/write kept.txt hello")
-        assert (first["ok"], first["start"]) == (True, "cold")
-        assert (await talk.prompt("two"))["start"] == "hit"
-        assert states(daytona_emulator) == ["started"]
-        await until(lambda: states(daytona_emulator) == ["stopped"], "it sleeps")
-        view = await asleep(talk)
-        (seat,) = (await client.pool())["items"]
-        del seat["warm_until"], view["warm_until"]
-        assert {name: seat[name] for name in view} == view
-        assert (seat["session_id"], seat["provider"]) == ("s", "daytona")
-        (remote,) = [one for one in (await client.health())["providers"] if one["name"] == "daytona"]
-        assert (remote["available"], remote["running"], remote["asleep"], remote["capacity"]) == (True, 0, 1, None)
-        shown = await metrics(server)
-        assert 'acp_runner_seats{state="asleep"} 1.0' in shown
-        assert 'acp_runner_daytona_changes_total{change="created"} 1.0' in shown
-        woken = await talk.prompt("three")
-        assert (woken["ok"], woken["start"], woken.get("context_lost")) == (True, "woken", None)
-        assert woken["text"] == "You said: three (message 3 of this conversation)"
-        await client.delete("s")
-        await until(lambda: states(daytona_emulator) == [], "it is deleted")
-
-
 async def test_a_stop_kills_the_turn_s_processes_and_not_the_agent(
     daytona_emulator: EmulatorProcess, serve: Serve
 ) -> None:

@@ -16,8 +16,9 @@ from tests.sandbox.daytona_bed import provider, spec, states
 
 
 @pytest.fixture
-async def daytona(daytona_emulator: EmulatorProcess) -> AsyncIterator[DaytonaProvider]:
-    made = provider(daytona_emulator)
+async def daytona(daytona_emulator: EmulatorProcess, request: pytest.FixtureRequest) -> AsyncIterator[DaytonaProvider]:
+    """Its agents outlive their link for so long as the test says."""
+    made = provider(daytona_emulator, orphan_seconds=getattr(request, "param", 4.0))
     yield made
     daytona_emulator.scenario("restored")
     await made.close()
@@ -193,6 +194,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.parametrize("daytona", [1.0], indirect=True)
 @pytest.mark.parametrize(("scenario", "proof", "kept"), LOSSES)
 async def test_a_lost_sandbox_is_told_and_the_next_start_works(
     daytona: DaytonaProvider, daytona_emulator: EmulatorProcess, scenario: str, proof: str | None, kept: bool | None
@@ -235,6 +237,7 @@ async def test_a_sleeping_disk_has_an_end(daytona_emulator: EmulatorProcess) -> 
     await made.close()
 
 
+@pytest.mark.parametrize("daytona", [1.0], indirect=True)
 async def test_the_service_s_own_nets_are_set(daytona: DaytonaProvider, daytona_emulator: EmulatorProcess) -> None:
     """A runner that never comes back: the agent goes, the sandbox stops, the disk is deleted."""
     sandbox, _ = await works(daytona)
