@@ -91,7 +91,7 @@ def judge(call: Call, failure: Failure) -> Verdict:
         return Verdict("adopt" if call == "create" and _NAME_TAKEN.search(failure.message) else "look", lost)
     if failure.status in (408, 500, 502, 503, 504):
         return _unanswered(call)
-    if failure.status == 400:
+    if failure.status in (400, 403):
         return _refused(call, failure.message)
     return Verdict("fail", lost)
 

@@ -48,6 +48,7 @@ ANSWERS: list[tuple[str, int, str, str, str]] = [
     ("create", 400, "Snapshot S is inactive", "activate", "sandbox_start_failed"),
     ("create", 400, "Snapshot S not found. Did you add it?", "fail", "sandbox_start_failed"),
     ("create", 401, "Invalid credentials", "fail", "sandbox_start_failed"),
+    ("create", 403, "Total CPU limit exceeded. Maximum allowed: 10.", "fail", "provider_at_capacity"),
     ("create", 403, "Organization is suspended: Payment", "fail", "sandbox_start_failed"),
     ("create", 403, "Region R is not available to the organization", "fail", "sandbox_start_failed"),
     ("create", 404, "Snapshot S not found", "fail", "sandbox_start_failed"),

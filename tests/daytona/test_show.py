@@ -78,7 +78,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], str]] = [
     ("dropped", {"match": "/files/bulk-upload"}, "ok"),
     ("server_error", {"match": "preview-url", "status": 500}, "ok"),
     ("quota", {"cpu": 0}, "provider_at_capacity"),
-    ("quota", {"cpu": 0, "status": 403}, "sandbox_start_failed"),
+    ("quota", {"cpu": 0, "status": 403}, "provider_at_capacity"),
     ("disk_quota", {"disk": 0}, "provider_at_capacity"),
     ("no_runners", {}, "provider_at_capacity"),
     ("suspended", {}, "sandbox_start_failed"),

@@ -41,6 +41,7 @@ ANSWERS = [
     ("create", http(400, "Sandbox resource limit reached (16)"), "fail", "provider_at_capacity"),
     ("create", http(400, "CPU request 8 exceeds maximum allowed per sandbox (4)."), "fail", "sandbox_start_failed"),
     ("create", http(403, "Organization is suspended: Payment"), "fail", "sandbox_start_failed"),
+    ("create", http(403, "Total CPU limit exceeded. Maximum allowed: 10."), "fail", "provider_at_capacity"),
     ("create", http(401, "Unauthorized"), "fail", "sandbox_start_failed"),
     ("create", http(404, "Snapshot S not found."), "fail", "sandbox_start_failed"),
     ("create", http(400, "Snapshot S not found. Did you add it?"), "fail", "sandbox_start_failed"),
