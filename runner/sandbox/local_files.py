@@ -22,7 +22,7 @@ from runner.rules.files import (
     folder_names,
     too_large,
 )
-from runner.sandbox.tree import Refused, Tree, refusal
+from runner.sandbox.tree import Refused, Tree, changed, refusal
 from runner.sandbox.workspace import open_directory, open_existing
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class LocalFiles:
         def work() -> Content:
             with self._tree() as tree:
                 data, facts = tree.read(names, most)
-            return Content(data, etag_of(data), facts.st_mtime_ns // 1_000_000)
+            return Content(data, etag_of(data), changed(facts))
 
         return await _done(work, path, most)
 

@@ -22,6 +22,7 @@ MAX_LINKS = 40
 MAX_OPEN = 200
 CHUNK = 1024 * 1024
 STAGED_SECONDS = 900.0
+LAST_MS = 253_402_300_799_999
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A pipe that takes a file's place must not block.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -185,7 +186,7 @@ class Tree:
             "name": _shown(name),
             "kind": "file" if file else "folder" if inner else "link" if link else "other",
             "size": facts.st_size if file else None,
-            "modified_at": facts.st_mtime_ns // 1_000_000,
+            "modified_at": changed(facts),
             "target": None if target is None else _shown(target),
         }
 
@@ -259,6 +260,11 @@ class Tree:
             raise Refused("not_found", "it does not exist")
 
 
+def changed(facts: os.stat_result) -> int:
+    """Milliseconds since 1970, within the years that calendars of four digits have: anybody may set any time."""
+    return max(0, min(facts.st_mtime_ns // 1_000_000, LAST_MS))
+
+
 def _facts(fd: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -321,7 +327,8 @@ def answer(asked: Json) -> Json:
     root, parts = str(asked["root"]), tuple(map(str, asked["path"]))  # type: ignore[call-overload]
     _sweep(os.path.dirname(root))
     if asked["op"] == "write":
-        os.makedirs(root, 0o700, exist_ok=True)
+        for folder in (os.path.dirname(root), root):
+            os.makedirs(folder, 0o700, exist_ok=True)
     fd = os.open(root, _FOLDER)
     try:
         tree = Tree(fd, (root,))
@@ -337,7 +344,7 @@ def answer(asked: Json) -> Json:
 
 def _read(tree: Tree, parts: tuple[str, ...], asked: Json) -> Json:
     data, facts = tree.read(parts, int(str(asked["most"])))
-    said: Json = {"modified_at": facts.st_mtime_ns // 1_000_000, "size": len(data)}
+    said: Json = {"modified_at": changed(facts), "size": len(data)}
     if len(data) <= int(str(asked["inline"])):
         return {**said, "data": base64.b64encode(data).decode()}
     staged = str(asked["staged"])

@@ -11,12 +11,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from runner.clock import rfc3339
 from runner.errors import RunnerError
 from runner.sandbox import tree as module
 from runner.sandbox.daytona.programs import program
@@ -118,6 +122,22 @@ def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
         assert ([entry["name"] for entry in entries], last) == (["a", "line\nbreak"], b"line\nbreak")
         entries, last = tree.listing((), b"line\nbreak", 2)
         assert ([entry["name"] for entry in entries], last) == (["ü", "\ufffd\ufffd"], None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (-(10**9), "1970-01-01T00:00:00.000Z"),
+        (1_700_000_000, "2023-11-14T22:13:20.000Z"),
+        (10**11, "5138-11-16T09:46:40.000Z"),
+        (9 * 10**18, "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_times_are_such_as_a_calendar_has(seconds: int, told: str) -> None:
+    """Whatever an agent set, and its disk took: neither a listing nor an answer's head fails of it."""
+    facts: Any = SimpleNamespace(st_mtime_ns=seconds * 10**9)
+    assert rfc3339(module.changed(facts)) == told
+    assert "GMT" in format_datetime(datetime.fromtimestamp(module.changed(facts) / 1000, UTC), usegmt=True)
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
