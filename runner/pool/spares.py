@@ -89,10 +89,11 @@ class Spares(Generic[L]):
             shelf.used(kind, clock.monotonic(), always=True)
 
     def used(self, kind: Kind, facets: Mapping[str, str]) -> None:
-        """A turn starts an agent that a spare could have been, or has just got one that was."""
+        """A turn starts an agent that a spare could have been, or has just got one that was; it is not held up."""
         if changed_facet(self._making.facets(kind), facets) is None:
-            self._shelf.used(kind, self._clock.monotonic())
-            self.stir()
+            now = self._clock.monotonic()
+            self._shelf.used(kind, now)
+            self._arm(now)
 
     def claim(self, key: Key, kind: Kind, facets: Mapping[str, str], turn_id: str) -> tuple[str, L] | None:
         """A spare for the first turn of a session: its id, and what lives in the session's busy seat from now on."""
