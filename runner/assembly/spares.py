@@ -36,10 +36,11 @@ async def added(services: Services) -> Services:
         if name not in services.provisioner.catalogue.names():
             text = f"[pool] spare_harnesses: there is no harness {name}."
             raise RunnerError("invalid_request", text, field="pool.spare_harnesses")
+    vault = {name: value.get_secret_value() for name, value in services.settings.secrets.items()}
     spares = Spares(
         Shelf(wanted.spares, wanted.spare_seconds),
         services.pool,
-        SpareMaker(services.provisioner, services.pool, providers),
+        SpareMaker(services.provisioner, services.pool, providers, vault),
         clock=services.clock,
         ids=services.ids,
         metrics=services.metrics,

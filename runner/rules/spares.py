@@ -26,11 +26,12 @@ TRACES: Final = frozenset({PLACE, "agent", "has_context", "fork"})
 
 
 class Kind(NamedTuple):
-    """What a spare is for."""
+    """What a spare is for. ``refs``: which of the operator's secrets it has in which variable, sorted."""
 
     harness: str
     provider: str
     recipe: str
+    refs: tuple[tuple[str, str], ...] = ()
 
 
 class SpareState(StrEnum):

@@ -26,21 +26,28 @@ MARK_SECONDS: Final = 3.0
 class SpareMaker:
     """Makes spares as the first turn of a session makes its agent, with nothing that a dispatch can give."""
 
-    def __init__(self, provisioner: Provisioner, pool: Pool[LiveSeat], providers: Mapping[str, SpareProvider]) -> None:
+    def __init__(
+        self,
+        provisioner: Provisioner,
+        pool: Pool[LiveSeat],
+        providers: Mapping[str, SpareProvider],
+        vault: Mapping[str, str],
+    ) -> None:
         self._provisioner = provisioner
         self._pool = pool
         self._providers = providers
+        self._vault = vault
 
     def facets(self, kind: Kind) -> Mapping[str, str]:
         """See ``pool.spares.Making``."""
-        return self._provisioner.facets(_effective(kind))
+        return self._provisioner.facets(self._effective(kind))
 
     async def start(self, seat: Seat, kind: Kind) -> LiveSeat:
         """See ``pool.spares.Making``; its helpers are told from what a turn will start."""
         pool = self._pool
         try:
             live = await self._provisioner.start(
-                seat, seat.key, _effective(kind), lambda sandbox, verdict: pool.abandon(seat, sandbox, verdict)
+                seat, seat.key, self._effective(kind), lambda sandbox, verdict: pool.abandon(seat, sandbox, verdict)
             )
         except ResumeStuck as stuck:
             raise RunnerError("harness_start_failed", str(stuck)) from None
@@ -57,21 +64,25 @@ class SpareMaker:
         """See ``pool.spares.Making``."""
         await self._providers[kind.provider].remove(SPARES, spare_id)
 
+    def _effective(self, kind: Kind) -> Effective:
+        config = {"harness": kind.harness, "provider": kind.provider, "recipe": kind.recipe, "secrets": dict(kind.refs)}
+        return Effective(config, {name: self._vault.get(ref) for name, ref in kind.refs})
 
-def _effective(kind: Kind) -> Effective:
-    return Effective({"harness": kind.harness, "provider": kind.provider, "recipe": kind.recipe})
 
-
-def kind_of(effective: Effective) -> Kind:
-    """The spares that could serve this configuration."""
-    return Kind(effective.harness, effective.provider, effective.recipe)
+def kind_of(effective: Effective) -> Kind | None:
+    """The spares that could serve this configuration; None with a secret of its own."""
+    given = effective.config.get("secrets", {})
+    refs = {name: given.get(name) for name in effective.secrets}
+    if None in refs.values():
+        return None
+    return Kind(effective.harness, effective.provider, effective.recipe, tuple(sorted(refs.items())))
 
 
 def used(turn: TurnContext) -> None:
     """The turn starts an agent: the next one of its kind may be kept ready."""
-    spares = turn.services.spares
-    if spares is not None and turn.effective.provider in turn.services.spare_providers:
-        spares.used(kind_of(turn.effective), turn.facets())
+    spares, kind = turn.services.spares, kind_of(turn.effective)
+    if spares is not None and kind is not None and kind.provider in turn.services.spare_providers:
+        spares.used(kind, turn.facets())
 
 
 def claim(turn: TurnContext, epoch: int) -> None:
@@ -87,8 +98,8 @@ def claim(turn: TurnContext, epoch: int) -> None:
     ):
         return
     kind = kind_of(turn.effective)
-    provider = services.spare_providers.get(kind.provider)
-    if provider is None or not provider.untouched(*session.key):
+    provider = services.spare_providers.get(kind.provider) if kind is not None else None
+    if kind is None or provider is None or not provider.untouched(*session.key):
         return
     claimed = services.spares.claim(session.key, kind, turn.facets(), turn.turn_id)
     if claimed is not None:

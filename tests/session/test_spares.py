@@ -148,6 +148,23 @@ async def test_a_dispatch_with_something_of_its_own_starts_cold_case_c12(spared:
     assert states(spared) == ["ready"]
 
 
+async def test_secrets_of_the_operator_make_a_kind_of_their_own() -> None:
+    """A reference is no literal: who names the same ones gets a spare that has them, and nobody else does."""
+    secrets = {"ONE": "value-one", "TWO": "value-two"}
+    bed = await Bed.make(settings={"pool": {"spares": 1}, "secrets": secrets}, metrics=Metrics())
+    one: dict[str, Any] = {"secrets": {"KEY": {"ref": "ONE"}}}
+    assert (await first(bed, "a", **one))["start"] == "cold"
+    await asyncio.sleep(SETTLED)
+    assert states(bed) == ["ready"]
+    assert bed.sandbox(2).spec.env["KEY"] == "value-one"
+    others: list[dict[str, Any]] = [{"secrets": {"KEY": {"ref": "TWO"}}}, {"secrets": {"OTHER": {"ref": "ONE"}}}]
+    for number, fields in enumerate([*others, {}, {"secrets": {"KEY": "value-one"}}]):
+        count = len(bed.provider.sandboxes)
+        assert (await first(bed, f"other{number}", agents=count + 1, **fields))["start"] == "cold"
+    assert (await first(bed, "b", agents=2, **one))["start"] == "spare"
+    await closed(bed)
+
+
 async def test_a_path_of_the_host_starts_cold(spared: Bed, tmp_path: Path) -> None:
     assert (await first(spared, agents=2, workspace={"path": str(tmp_path)}))["start"] == "cold"
 
