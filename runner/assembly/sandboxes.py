@@ -10,9 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from runner.assembly.snapshot_recipe import content_of
 from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError
+from runner.harness.catalogue import Catalogue
 from runner.resources import resource_path
 from runner.sandbox.daytona.provider import DaytonaProvider
 from runner.sandbox.daytona.service import INSTALL, CallFailed, DaytonaService, open_service
@@ -72,12 +74,14 @@ def daytona(settings: Settings, state_dir: Path, store_id: str, replica_id: str,
     if missing:
         log.warning("[daytona] needs a package: %s", missing)
     opened = connect(settings)
+    known = Catalogue.build(settings.harness, state_dir, base_dir=settings.base_dir)
     windows = settings.pool.windows("daytona")
     longest = max(windows.idle_seconds, windows.approval_seconds, windows.stopped_seconds, given.orphan_seconds)
     terms = Terms(
         snapshot=given.snapshot,
         snapshots=given.snapshots,
         root=given.root,
+        content=content_of(given.root, known) if given.root else "",
         capacity=given.max_running,
         plain_secrets=given.plain_secrets,
         secret_hosts=tuple(given.secret_hosts),

@@ -195,7 +195,7 @@ class LocalProvider:
             log.warning("the disk did not tell the home of session %s in time", session_id)
             return None
 
-    def files(self, project: str, session_id: str, workspace_path: Path | None) -> LocalFiles:
+    def files(self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default") -> LocalFiles:
         """See ``port.Provider.files``."""
         workspace = self.paths(project, session_id, workspace_path).workspace
         return LocalFiles(self._state_dir, workspace, own=workspace_path is None)

@@ -348,7 +348,7 @@ class MemoryProvider:
             target.update(self._disk(*source, None))
         return "copied"
 
-    def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
+    def files(self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default") -> MemoryFiles:
         """See ``port.Provider.files``."""
         return MemoryFiles(self._disk(project, session_id, workspace_path))
 

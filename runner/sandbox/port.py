@@ -262,8 +262,8 @@ class Provider(Protocol):
         """
         ...
 
-    def files(self, project: str, session_id: str, workspace_path: Path | None) -> Files:
-        """The files of the session's workspace; ``workspace_path`` as in ``paths``.
+    def files(self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default") -> Files:
+        """The files of the session's workspace; ``workspace_path`` as in ``paths``, ``recipe``: of what is made for it.
 
         Raises:
             RunnerError: ``invalid_request`` for ids or a path that are none of this provider's.

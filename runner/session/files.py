@@ -90,7 +90,7 @@ class SessionFiles:
             if session.taken and self._services.pool.live(session.key) is None:
                 text = "The session's sandbox is being started. Try again."
                 raise RunnerError("session_starting", text, retry_after=1)
-            return provider.files(*session.place(provider.name), path)
+            return provider.files(*session.place(provider.name), path, effective.recipe)
 
         return provider, files
 

@@ -39,6 +39,7 @@ def main() -> None:
     record: dict[str, Any] = {"content": plan["content"], "bridge": plan["bridge"], "harnesses": {}}
     for name, harness in plan["harnesses"].items():
         record["harnesses"][name] = install(root / "harnesses" / name, harness, plan["npm"])
+    (root / "content").write_text(plan["content"])
     (root / "snapshot.json").write_text(json.dumps(record, indent=1) + "\n")
     shutil.rmtree(parcel)
 

@@ -45,11 +45,16 @@ async def test_the_baked_agent_answers_over_the_baked_bridge(
         assert (home / "home/mine").read_text() == "1000\n"
         assert list((home / f"bridge-{bridge_digest()}").iterdir()) == []
 
+        assert "is another version's" not in server.log.read_text()
+        (root / "content").write_text("of an earlier version")
+        await client.write_file("s1", "given.txt", b"given")
         other = await talk("s1", "default").prompt("hello")
         assert other["error"]["code"] == "invalid_request"
         assert "the session's disk is made of agents" in other["error"]["message"]
+        assert await client.read_file("s1", "given.txt") == b"given"
         again = await talk("s1", "agents").prompt("hello")
         assert again["ok"], again
+        assert "its snapshot is another version's: acp-runner snapshot build" in server.log.read_text()
 
         missing = await talk("s2", "gone").prompt("hello")
         assert missing["error"]["code"] == "sandbox_start_failed"

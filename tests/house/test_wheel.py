@@ -76,7 +76,7 @@ def test_an_installed_wheel_finds_its_own_resources(installed: Path) -> None:
 
 def test_an_installed_wheel_makes_the_same_snapshot_and_has_the_same_patches(installed: Path) -> None:
     code = (
-        "import json; from pathlib import Path; from runner.assembly.snapshots import recipe;"
+        "import json; from pathlib import Path; from runner.assembly.snapshot_recipe import recipe;"
         "from runner.harness.catalogue import Catalogue; from runner.harness.patching import shipped;"
         "known = Catalogue.build({}, Path('state').absolute());"
         "facts = {name: [patch.facts() for patch in patches] for name, patches in shipped().items()};"

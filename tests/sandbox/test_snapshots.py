@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.assembly import snapshots
-from runner.assembly.snapshots import MAX_BYTES, recipe
+from runner.assembly.snapshot_recipe import MAX_BYTES, content_of, recipe
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -194,5 +194,6 @@ def test_the_dockerfile_of_the_real_agents_fits_a_request(tmp_path: Path) -> Non
     assert len(json.dumps(made.dockerfile)) < MAX_BYTES
     assert max(map(len, made.dockerfile.splitlines())) < 65_535
     assert made == recipe(Settings().daytona.root, Catalogue.build({}, tmp_path / "elsewhere"))
+    assert made.content == content_of(Settings().daytona.root, Catalogue.build({}, tmp_path))
     assert made.name.startswith("acp-runner-") and made.name != recipe("/opt/x", Catalogue.build({}, tmp_path)).name
     assert str(tmp_path) not in made.dockerfile

@@ -163,7 +163,7 @@ class FakeProvider:
     async def home_identity(self, project: str, session_id: str) -> str | None:
         return self.home
 
-    def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
+    def files(self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default") -> MemoryFiles:
         return MemoryFiles(self.written.setdefault(session_id, {}))
 
     async def copy_workspace(self, source: Key, to: Key) -> Copied:

@@ -158,7 +158,7 @@ class SimProvider:
         await self._chance.wait(0.0)
         return "home" if self._node.world.same_host else f"home-{self._node.name}"
 
-    def files(self, project: str, session_id: str, workspace_path: Path | None) -> MemoryFiles:
+    def files(self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default") -> MemoryFiles:
         return MemoryFiles({})
 
     async def copy_workspace(self, source: Key, to: Key) -> Copied:

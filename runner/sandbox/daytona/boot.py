@@ -49,6 +49,7 @@ class Booter:
         moved: paths of this machine, and where the same lies over there.
         python: the interpreter over there.
         baked: the directory of the image where a bridge may lie already; empty: it is always brought along.
+        content: digest that an image of ``snapshot build`` should tell; another one is warned of.
         orphan_seconds: how long a bridge waits for its runner, and a runner for its bridge.
     """
 
@@ -60,9 +61,10 @@ class Booter:
         *,
         python: str,
         baked: str,
+        content: str,
         orphan_seconds: float,
     ) -> None:
-        self._baked = baked
+        self._baked, self._content = baked, content
         self._service = service
         self._clock = clock
         self._moved = moved
@@ -125,15 +127,17 @@ class Booter:
         bridges = [f"{place}/bridge-{bridge_digest()}" for place in (self._baked, root) if place]
         folders = [root, *(f"{root}/{name}" for name in ("workspace", "home", "tmp")), bridges[-1]]
         looks = [f"{{ test -f {shlex.quote(bridge)}/complete && echo {n}; }}" for n, bridge in enumerate(bridges)]
-        command = (
-            f'mkdir -p -m 700 {shlex.join(folders)} && printf \'%s\\n%s\\n\' "$PATH" "$DAYTONA_SANDBOX_ID"'
-            f" && {{ {' || '.join(looks)} || echo none; }}"
-        )
+        record = shlex.quote(f"{self._baked or root}/content")
+        told = f'"$PATH" "$DAYTONA_SANDBOX_ID" "$(cat {record} 2>/dev/null)"'
+        command = f"mkdir -p -m 700 {shlex.join(folders)} && printf '%s\\n%s\\n%s\\n' {told}"
+        command += f" && {{ {' || '.join(looks)} || echo none; }}"
         code, said = await self._service.execute(found.id, command, min(READY_SECONDS, self._left(spec)))
         lines = said.splitlines()
-        if code != 0 or len(lines) < 3:
+        if code != 0 or len(lines) < 4:
             raise RunnerError("sandbox_start_failed", f"The sandbox has no room for the agent: {said.strip()[-200:]}")
-        env = {"PATH": lines[-3], "DAYTONA_SANDBOX_ID": lines[-2]}
+        env = {"PATH": lines[-4], "DAYTONA_SANDBOX_ID": lines[-3]}
+        if self._content and lines[-2] not in ("", self._content):
+            log.warning("sandbox %s: its snapshot is another version's: acp-runner snapshot build", found.name)
         there = int(lines[-1]) if lines[-1].isdecimal() else None
         bridge = bridges[-1 if there is None else there]
         return Room(root, bridge, there is not None, {name: value for name, value in env.items() if value})

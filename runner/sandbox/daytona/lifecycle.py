@@ -25,12 +25,14 @@ class Way:
     """What happened on the way up.
 
     Attributes:
+        any_recipe: a disk is taken whatever it is made of: its files are wanted, not its programs.
         created: a new one was asked for, so there is no disk of before.
         woken: a sleeping disk was started.
         recovered, activated: the repair was tried; the snapshot was made usable.
         waits: how often in a row a call had to be put off.
     """
 
+    any_recipe: bool = False
     created: bool = False
     woken: bool = False
     recovered: bool = False
@@ -79,7 +81,7 @@ class Lifecycle:
                 return await self._service.create(plan, left)
             state, desired = found.state, found.desired
             todo = next_step("run", state, desired=desired, recoverable=found.recoverable, recovered=way.recovered)
-            if todo in ("use", "start", "recover"):
+            if todo in ("use", "start", "recover") and not way.any_recipe:
                 _refuse_another_recipe(plan, found)
             match todo:
                 case "use" if way.ours:

@@ -215,7 +215,7 @@ class DaytonaProvider:
         spec, stored = await self._vault(service).hide(spec, name)
         await self._vault(service).attach(lifecycle, name, stored, deadline)
         plan = plan_of(terms, spec, name, stored, self._store_id, self._replica_id)
-        given = {"python": terms.python, "baked": terms.root}
+        given = {"python": terms.python, "baked": terms.root, "content": terms.content}
         booter = Booter(service, self._clock, terms.moved, **given, orphan_seconds=terms.orphan_seconds)
         for attempt in range(1, BOOTS + 1):
             found = await lifecycle.bring_up(plan, deadline, way)
@@ -266,10 +266,13 @@ class DaytonaProvider:
         self._let_go(spec.seat_id, name)
         self._sleeps(spec, name, known)
 
-    def files(self, project: str, session_id: str, workspace_path: Path | None) -> DaytonaFiles:
+    def files(
+        self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default"
+    ) -> DaytonaFiles:
         """See ``port.Provider.files``."""
         self.paths(project, session_id, workspace_path)
-        spec, name = SandboxSpec(project, session_id, "", (), {}), self.sandbox_name(project, session_id)
+        spec = SandboxSpec(project, session_id, "", (), {}, recipe=recipe)
+        name = self.sandbox_name(project, session_id)
         return DaytonaFiles(self._visits, spec, name, self._terms.python)
 
     async def _up(self, spec: SandboxSpec, name: str, deadline: float) -> Found:
@@ -277,7 +280,7 @@ class DaytonaProvider:
         await self._leaving.wait(name, max(0.0, deadline - self._clock.monotonic()))
         self._seen.add(name)
         plan = plan_of(self._terms, spec, name, {}, self._store_id, self._replica_id)
-        return await lifecycle.bring_up(plan, deadline, Way())
+        return await lifecycle.bring_up(plan, deadline, Way(any_recipe=True))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

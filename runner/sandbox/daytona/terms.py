@@ -24,6 +24,7 @@ class Terms:
         snapshot: their snapshot; empty is the service's own.
         snapshots: those of recipes that have their own.
         root: where an image keeps the agents, and the bridge where it has one; empty: nowhere.
+        content: digest of the image that this installation would make.
         capacity: the most that run at once for this runner; 0: the service alone bounds it.
         plain_secrets, secret_hosts: see ``Vault``.
         disk_seconds: how long a sleeping disk is kept.
@@ -36,6 +37,7 @@ class Terms:
     snapshot: str = ""
     snapshots: Mapping[str, str] = field(default_factory=dict)
     root: str = ""
+    content: str = ""
     capacity: int = 0
     plain_secrets: bool = False
     secret_hosts: tuple[str, ...] = ()
