@@ -23,7 +23,7 @@ from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.harness.test_installer import AGENT, toy
 from tests.harness.test_patching import folder, patched
 from tests.sandbox import image_bed
-from tests.sandbox.daytona_bed import states
+from tests.sandbox.daytona_bed import provider, spec, states
 
 CLOCK = SystemClock()
 
@@ -181,6 +181,20 @@ async def test_a_wrong_key_is_told_at_once(site: Site) -> None:
     site.settings = image_bed.settings(site.emulator, site.root, api_key="wrong")
     with pytest.raises(RunnerError, match="Daytona refused the snapshot"):
         await site.build()
+
+
+async def test_a_copy_is_made_of_the_recipe_of_what_it_copies(daytona_emulator: EmulatorProcess) -> None:
+    daytona = provider(daytona_emulator, snapshots={"agents": "daytona-small"})
+    sandbox = await daytona.start(spec("ses_1", recipe="agents", workspace_files={"given.txt": b"given"}))
+    await sandbox.destroy(0.0)
+    assert await daytona.copy_workspace(("default", "ses_1"), ("default", "ses_2")) == "copied"
+    labels = [box["labels"] for box in daytona_emulator.state()["sandboxes"]]
+    assert [label["acp-runner-recipe"] for label in labels] == ["agents", "agents"]
+    with pytest.raises(RunnerError, match="the session's disk is made of agents"):
+        await daytona.start(spec("ses_2"))
+    again = await daytona.start(spec("ses_2", seat_id="seat_3", recipe="agents"))
+    await again.destroy(0.0)
+    await daytona.close()
 
 
 @pytest.mark.parametrize("root", ["relative", "/a/../b", "/a b", "/a'b", "/"])

@@ -30,9 +30,14 @@ async def copy_workspace(source: DaytonaFiles, target: DaytonaFiles) -> Copied:
     """
     with tempfile.TemporaryDirectory(prefix="acp-runner-copy-", ignore_cleanup_errors=True) as folder:
         carried = Path(folder) / "workspace.tar.gz"
+
+        async def pack(service: DaytonaService, found: Found) -> Said:
+            target.made_like(found)
+            return await _pack(source, service, found, carried)
+
         try:
             async with asyncio.timeout(WHOLE_SECONDS):
-                packed = await source.visit(lambda service, found: _pack(source, service, found, carried), make=False)
+                packed = await source.visit(pack, make=False)
                 if packed is None or "error" in packed or packed["size"] is None:
                     return _nothing(packed)
                 told = await target.visit(lambda service, found: _unpack(target, service, found, carried), make=True)

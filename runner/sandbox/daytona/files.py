@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from runner.errors import RunnerError
 from runner.rules.files import ALWAYS, Content, Listing, Precondition, Written, etag_of, file_names, folder_names
 from runner.sandbox import tree
+from runner.sandbox.daytona.lifecycle import RECIPE_LABEL
 from runner.sandbox.daytona.programs import Said, ask, discard, place
 from runner.sandbox.daytona.service import DaytonaService, Found
 from runner.sandbox.daytona.visits import Visits
@@ -41,6 +43,10 @@ class DaytonaFiles:
         self._spec = spec
         self._name = name
         self.python = python
+
+    def made_like(self, found: Found) -> None:
+        """A sandbox that is made for these files is of the recipe of another one."""
+        self._spec = replace(self._spec, recipe=found.labels.get(RECIPE_LABEL, self._spec.recipe))
 
     async def read(self, path: str, most: int) -> Content:
         """See ``port.Files.read``."""
