@@ -238,6 +238,9 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
             if not offered:
                 return [Finding("sandbox daytona", False, "not set up", "set [daytona] api_key")]
             provider = offered["daytona"]
+            condition = provider.condition()
+            if not condition.available:
+                return [Finding("sandbox daytona", False, condition.reason or "", condition.install_command)]
         try:
             return [Finding(f"sandbox {name}: {item.name}", item.ok, item.detail) for item in await check(provider)]
         finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.assembly import sandboxes
+from runner.cli.doctor import check_sandbox
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -32,6 +33,13 @@ async def test_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (await made.reap(yes, yes)).deleted == []
     await made.remove("default", "ses_1")
     await made.close()
+
+
+def test_doctor_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxes, "find_spec", lambda name: None)
+    (finding,) = check_sandbox(Settings.model_validate({"daytona": {"api_key": "k"}}), "daytona")
+    assert not finding.ok
+    assert INSTALL in str(finding)
 
 
 async def test_a_service_that_is_not_there_and_comes_back(daytona_emulator: EmulatorProcess) -> None:

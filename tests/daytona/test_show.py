@@ -110,7 +110,7 @@ async def test_every_fault_has_its_outcome(daytona_emulator: EmulatorProcess, se
 
 
 async def test_every_loss_has_its_outcome(daytona_emulator: EmulatorProcess, serve: Serve) -> None:
-    """Cases C5, C8: the turn ends at once, and the disk is gone on with where there is one."""
+    """Cases C5, C8, C13: the turn ends at once; the disk is gone on with where there is one, else that is told."""
     server = serve(config(daytona_emulator))
     found = []
     async with server.client() as client:
@@ -123,7 +123,7 @@ async def test_every_loss_has_its_outcome(daytona_emulator: EmulatorProcess, ser
             daytona_emulator.scenario(scenario, sandbox=box["id"])
             ended = await running.result()
             again = await talk.prompt("three")
-            assert again["ok"]
+            assert (again["ok"], bool(again.get("context_lost"))) == (True, again["start"] == "cold")
             found.append((scenario, "ok" if ended["ok"] else ended["error"]["code"], again["start"]))
             await client.kill(talk.session)
             await until(lambda: "started" not in states(daytona_emulator), "it sleeps")
