@@ -18,6 +18,9 @@ from typing import Any, Final, Literal
 Verdict = Literal["same", "adopt", "keep", "conflict"]
 MARGIN_MS: Final = 60_000
 MAX_BYTES: Final = 256 * 1024
+MAX_DEPTH: Final = 32
+LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: an agent may write any number, and what comes later comes then."""
 _MILLISECONDS: Final = 100_000_000_000
 
 
@@ -119,7 +122,21 @@ def _parsed(content: bytes | None) -> dict[str, Any] | None:
         data = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if isinstance(data, dict) and _shallow(data) else None
+
+
+def _shallow(data: Any) -> bool:
+    """Whether it can be written again: what nests deeper than any login can be read, and breaks the writer."""
+    level, depth = [data], 0
+    while level and depth < MAX_DEPTH:
+        depth += 1
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, dict | list)
+        ]
+    return not level
 
 
 def _member(data: Any, path: str) -> Any:
@@ -132,7 +149,10 @@ def _instant(value: Any) -> int | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
-        return int(value) if value >= _MILLISECONDS else int(value * 1000)
+        if value != value:  # NaN, which JSON of Python's knows
+            return None
+        near = max(0, min(value, LAST_MS))
+        return int(near) if near >= _MILLISECONDS else int(near * 1000)
     if not isinstance(value, str):
         return None
     expiry = _claims(value).get("exp") if value.count(".") == 2 else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.rules.login import MAX_BYTES, Form, judge, read, wanted, without_refresh
+from runner.rules.login import LAST_MS, MAX_BYTES, MAX_DEPTH, Form, judge, read, wanted, without_refresh
 
 FORM = Form("auth.json", ("t.access", "t.refresh", "key"), "t.refresh", "t.access")
 NUMBERED = Form("auth.json", ("access", "refresh"), "refresh", "expires")
@@ -75,6 +75,18 @@ def test_what_is_no_login(data: bytes | None) -> None:
     assert read(FORM, data) is None
 
 
+def nested(levels: int) -> bytes:
+    """A login with a refresh token, ``levels`` deep."""
+    return content().removesuffix(b"}") + b', "more": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
+def test_what_an_agent_nested_too_deep_to_be_written_again_is_no_login_case_k4() -> None:
+    assert json.loads(without_refresh(FORM, nested(MAX_DEPTH)))["t"]["refresh"] == ""
+    for levels in (MAX_DEPTH + 1, 900, 5000):
+        assert judge(FORM, digest(LENT), LENT, nested(levels)) == "keep"
+        assert without_refresh(FORM, nested(levels)) == nested(levels)
+
+
 def test_a_key_in_the_file_never_expires_and_is_nobodys_to_refresh() -> None:
     found = read(FORM, b'{"key": "sk-1"}')
     assert found is not None
@@ -95,6 +107,14 @@ def test_a_key_in_the_file_never_expires_and_is_nobodys_to_refresh() -> None:
         ("never", None),
         (True, None),
         (None, None),
+        # An agent may write any number, and JSON as Python reads it has these.
+        (float("nan"), None),
+        (float("inf"), LAST_MS),
+        (1e307, LAST_MS),
+        (10**400, LAST_MS),
+        (float("-inf"), 0),
+        (jwt({"exp": float("nan")}), None),
+        (jwt({"exp": float("inf")}), LAST_MS),
     ],
 )
 def test_when_it_expires(expires: object, instant: int | None) -> None:
