@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from runner.assembly.choices import SQLITE
 from runner.assembly.snapshot_recipe import content_of
 from runner.clock import Clock
 from runner.config import Settings
@@ -44,7 +45,19 @@ def all_of(
     """The local provider and those that the settings offer besides; its cells always reach the proxy of ``keys``."""
     local = LocalProvider(state_dir, store.store_id, replica_id, clock=clock, bounds=isolation)
     local.own_ports = lambda: (keys.port,) if keys is not None else ()
+    local.secret_files = secret_files(settings)
     return {"local": local, **daytona(settings, state_dir, store.store_id, replica_id, clock)}
+
+
+def secret_files(settings: Settings) -> tuple[Path, ...]:
+    """Files that no agent may read, though they lie where a workspace may be: settings with a secret, and the store."""
+    found = []
+    if settings.file is not None and settings.redacted() != settings.model_dump(mode="json"):
+        found.append(settings.file)
+    if settings.store.url.startswith(SQLITE):
+        path = settings.store.url.removeprefix(SQLITE)
+        found += [Path(path + ending) for ending in ("", "-wal", "-shm", "-journal")]
+    return tuple(found)
 
 
 def connect(settings: Settings) -> Callable[[], Awaitable[DaytonaService]]:

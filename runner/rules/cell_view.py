@@ -45,6 +45,7 @@ class CellView:
     Attributes:
         read, write: paths it may read, and write.
         hidden: folders that stay hidden where a path above them is shown; what is listed below them is shown again.
+        masked: files, which are there, that stay hidden likewise.
         tmp: its own temporary folder, which is also its ``/tmp`` and ``/var/tmp``.
         accounts: files that stand in for ``/etc/passwd`` and ``/etc/group``.
     """
@@ -54,11 +55,23 @@ class CellView:
     hidden: tuple[str, ...]
     tmp: str
     accounts: tuple[str, str]
+    masked: tuple[str, ...] = ()
 
 
 def below(path: str, folder: str) -> bool:
     """Whether ``path`` is ``folder`` or lies under it; both absolute and normal."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def places_of(secret: str, shown: Iterable[tuple[str, str]]) -> list[str]:
+    """Every path by which a cell would reach a real path below what it is shown, links on the way followed.
+
+    Args:
+        secret: a real path.
+        shown: each path that is shown, and its real path.
+    """
+    found = [path.rstrip("/") + secret[len(real.rstrip("/")) :] for path, real in shown if below(secret, real)]
+    return list(dict.fromkeys(found))
 
 
 def bubblewrap(
@@ -83,6 +96,8 @@ def bubblewrap(
     argv += ["--proc", "/proc", "--dev", "/dev", "--bind", view.tmp, "/tmp", "--bind", view.tmp, "/var/tmp"]
     for option, path in _shown(system, view):
         argv += [option, path] if option == "--tmpfs" else [option, path, path]
+    for path in view.masked:
+        argv += ["--ro-bind", "/dev/null", path]
     return [*argv, "--remount-ro", "/", "--chdir", "/", "--", *init]
 
 

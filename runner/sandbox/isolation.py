@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.resources import resource_path
-from runner.rules.cell_view import ETC, CellView, System, below, bubblewrap, toolchain
+from runner.rules.cell_view import ETC, CellView, System, bubblewrap, toolchain
 from runner.rules.egress import AllowList
 from runner.rules.isolation import Choice, Level, Limits, Network, Probed
 from runner.sandbox.cgroups import Cgroups
@@ -214,8 +214,3 @@ def not_dumpable() -> None:
     Programs that it starts are not affected: an exec resets it.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def overlaps(path: Path, state_dir: Path) -> bool:
-    """Whether showing ``path`` would show the state directory itself."""
-    return below(str(state_dir), str(path))

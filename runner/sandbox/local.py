@@ -25,7 +25,7 @@ from runner.sandbox.local_files import LocalFiles
 from runner.sandbox.local_sandbox import Bounds, LocalSandbox
 from runner.sandbox.namespace import children
 from runner.sandbox.port import Condition, Copied, Disk, Paths, SandboxSpec
-from runner.sandbox.workspace import check_files, open_directory, write_given, write_private
+from runner.sandbox.workspace import check_files, identities, open_directory, write_given, write_private
 from runner.tasks import shielded
 
 BASE_ENV: Final[Mapping[str, str]] = {
@@ -62,6 +62,8 @@ class LocalProvider:
             bounds.groups.sweep()
         self.own_ports: Callable[[], Sequence[int]] = tuple
         """Loopback ports of the runner that a cell may use whatever ``[local] allow_hosts`` says."""
+        self.secret_files: tuple[Path, ...] = ()
+        """Files of the runner's, beside its state directory, that no sandbox and nobody by ``files`` sees."""
         self._live: dict[str, LocalSandbox] = {}
         self._closed = False
 
@@ -131,7 +133,7 @@ class LocalProvider:
         if self._bounds.level == "cell":
             write_accounts(paths.home.parent, paths.home)
         write_private(paths.home, spec.home_files)
-        write_given(paths.workspace, spec.workspace_files)
+        write_given(paths.workspace, spec.workspace_files, identities(self._state_dir, *self.secret_files))
 
     def _make(self, path: Path) -> None:
         fd = open_directory(self._state_dir, path.relative_to(self._state_dir).parts)
@@ -155,7 +157,7 @@ class LocalProvider:
 
     def _forked(self, spec: SandboxSpec, paths: Paths, text: str) -> LocalSandbox:
         """The cell with its init, and nothing left of it when it cannot be made."""
-        bounds, cell = self._bounds, Confining(self._bounds, self._state_dir, spec, paths)
+        bounds, cell = self._bounds, self._confining(spec, paths)
         group = bounds.groups.make(f"{self._store_id}-{spec.seat_id}", bounds.limits) if bounds.groups else None
         try:
             env = {"PATH": BASE_ENV["PATH"], "LANG": BASE_ENV["LANG"], MARKER: text}
@@ -171,6 +173,9 @@ class LocalProvider:
                 group.add(pid)
         own = Bounds(bounds, cell.confine(), group, self._way_out(spec.seat_id))
         return LocalSandbox(spec.seat_id, text, str(paths.workspace), own, child, self._gone)
+
+    def _confining(self, spec: SandboxSpec, paths: Paths) -> Confining:
+        return Confining(self._bounds, self._state_dir, spec, paths, self.secret_files)
 
     def _way_out(self, name: str) -> Egress | None:
         return Egress(name, self._bounds.allowed, self.own_ports()) if self._bounds.network == "proxy" else None
@@ -198,7 +203,7 @@ class LocalProvider:
     def files(self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default") -> LocalFiles:
         """See ``port.Provider.files``."""
         workspace = self.paths(project, session_id, workspace_path).workspace
-        return LocalFiles(self._state_dir, workspace, own=workspace_path is None)
+        return LocalFiles(self._state_dir, workspace, own=workspace_path is None, secret=self.secret_files)
 
     async def copy_workspace(self, source: Key, to: Key) -> Copied:
         """See ``port.Provider.copy_workspace``: at most 1 GiB, 100,000 entries, one minute."""

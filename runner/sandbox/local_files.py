@@ -23,7 +23,7 @@ from runner.rules.files import (
     too_large,
 )
 from runner.sandbox.tree import Refused, Tree, changed, refusal
-from runner.sandbox.workspace import open_directory, open_existing
+from runner.sandbox.workspace import identities, open_directory, open_existing
 
 T = TypeVar("T")
 FILES_SECONDS: Final = 60.0
@@ -37,12 +37,14 @@ class LocalFiles:
         state_dir: of the runner: nothing of it but the session's own workspace is shown, wherever a workspace lies.
         workspace: absolute.
         own: the workspace is the session's own, below ``state_dir``, and made when something is written into it.
+        secret: files that are not there either.
     """
 
-    def __init__(self, state_dir: Path, workspace: Path, *, own: bool) -> None:
+    def __init__(self, state_dir: Path, workspace: Path, *, own: bool, secret: Sequence[Path] = ()) -> None:
         self._state_dir = state_dir
         self._workspace = workspace
         self._own = own
+        self._secret = secret
 
     async def read(self, path: str, most: int) -> Content:
         """See ``port.Files.read``."""
@@ -87,7 +89,7 @@ class LocalFiles:
     def _tree(self, *, make: bool = False) -> Iterator[Tree]:
         fd = self._open(make)
         try:
-            yield Tree(fd, self._paths(), _ids(self._state_dir), _foreign())
+            yield Tree(fd, self._paths(), identities(self._state_dir, *self._secret), _foreign())
         finally:
             os.close(fd)
 
@@ -142,14 +144,6 @@ def listing_of(entries: Sequence[Mapping[str, Any]], after: bytes | None) -> Lis
     """A page from what a tree told, here or over there."""
     found = [Entry(item["name"], item["kind"], item["size"], item["modified_at"], item["target"]) for item in entries]
     return Listing(found, after)
-
-
-def _ids(path: Path) -> frozenset[tuple[int, int]]:
-    try:
-        facts = os.stat(path)
-    except OSError:
-        return frozenset()
-    return frozenset({(facts.st_dev, facts.st_ino)})
 
 
 def _foreign() -> frozenset[int]:

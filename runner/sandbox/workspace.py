@@ -7,6 +7,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from errno import EBUSY, EISDIR, ELOOP, ENOTDIR
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,8 @@ from runner.rules.files import MAX_DEPTH as MAX_DEPTH
 from runner.rules.files import names_of
 from runner.sandbox.mounts import mounted_below
 
+Identity = tuple[int, int]
+"""Device and inode."""
 MAX_FILES: Final = 10_000
 MAX_BYTES: Final = 64 * 1024 * 1024
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,6 +50,19 @@ def check_files(files: Mapping[str, bytes]) -> None:
         parts_of(path)
 
 
+def identities(*paths: Path) -> frozenset[Identity]:
+    """What tells these files and folders from all others, by whatever path they are met; missing ones are left out."""
+    found = set()
+    for path in paths:
+        with suppress(OSError):
+            found.add(_identity(os.stat(path)))
+    return frozenset(found)
+
+
+def _identity(facts: os.stat_result) -> Identity:
+    return facts.st_dev, facts.st_ino
+
+
 def open_directory(base: Path, parts: Sequence[str], mode: int = 0o700) -> int:
     """Open ``base/parts…``, making what is missing; the caller closes the descriptor.
 
@@ -65,7 +81,11 @@ def open_existing(base: Path, parts: Sequence[str]) -> int:
     return _descend(base, parts, None)
 
 
-def _descend(base: Path, parts: Sequence[str], mode: int | None) -> int:
+class _Hidden(Exception):
+    """The way leads to what is not to be met."""
+
+
+def _descend(base: Path, parts: Sequence[str], mode: int | None, hidden: frozenset[Identity] = frozenset()) -> int:
     """Go down from ``base`` one name at a time; what is missing is made unless ``mode`` is None."""
     fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts:
@@ -80,6 +100,9 @@ def _descend(base: Path, parts: Sequence[str], mode: int | None) -> int:
         finally:
             os.close(fd)
         fd = inner
+        if hidden and _identity(os.fstat(fd)) in hidden:
+            os.close(fd)
+            raise _Hidden
     return fd
 
 
@@ -90,23 +113,30 @@ def _make(name: str, mode: int, fd: int) -> None:
         pass
 
 
-def write_given(root: Path, files: Mapping[str, bytes]) -> None:
+def write_given(root: Path, files: Mapping[str, bytes], hidden: frozenset[Identity] = frozenset()) -> None:
     """Write given files into a workspace; folders are made, an existing file keeps its mode, symlinks are refused.
 
+    Args:
+        root: the workspace.
+        files: content by path.
+        hidden: files and folders in it that are nobody's to write to.
+
     Raises:
-        RunnerError: ``invalid_request`` naming a path that leaves the workspace, goes through a symlink or meets a
-            folder; files before it are written.
+        RunnerError: ``invalid_request`` naming a path that leaves the workspace, goes through a symlink, meets a
+            folder or what is hidden; files before it are written.
         OSError: the disk refuses.
     """
     check_files(files)
     for path, content in files.items():
         *folders, name = parts_of(path)
         try:
-            fd = open_directory(root, folders, 0o777)
+            fd = _descend(root, folders, 0o777, hidden)
             try:
-                _replace(fd, name, content, 0o666)
+                _replace(fd, name, content, 0o666, hidden)
             finally:
                 os.close(fd)
+        except _Hidden:
+            raise _refused(path, "it is the runner's own") from None
         except OSError as error:
             if error.errno in _IN_THE_WAY:
                 raise _refused(path, "a symlink, or a file and a folder of one name, is in its way") from error
@@ -158,12 +188,14 @@ def remove_private(root: Path, path: str) -> None:
         pass
 
 
-def _replace(fd: int, name: str, content: bytes, mode: int) -> None:
+def _replace(fd: int, name: str, content: bytes, mode: int, hidden: frozenset[Identity]) -> None:
     try:
         there = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         _put(fd, name, content, mode, exactly=False)
         return
+    if _identity(there) in hidden:
+        raise _Hidden
     if not stat.S_ISREG(there.st_mode):
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR), name)
     _put(fd, name, content, stat.S_IMODE(there.st_mode), exactly=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.rules.cell_view import CellView, System, below, bubblewrap, toolchain
+from runner.rules.cell_view import CellView, System, below, bubblewrap, places_of, toolchain
 
 SYSTEM = System(("/usr",), (("/bin", "usr/bin"), ("/lib", "usr/lib")), ("/etc/hosts",))
 STATE = "/home/me/.local/state/acp-runner"
@@ -69,6 +69,26 @@ def test_the_state_directory_stays_hidden_in_a_workspace_above_it() -> None:
         ("--bind-try", f"{OWN}/home"),
         ("--bind-try", f"{OWN}/tmp"),
     ]
+
+
+def test_what_is_masked_is_covered_last() -> None:
+    argv = command(view(masked=("/w/acp-runner.toml",)))
+    assert argv[argv.index("--remount-ro") - 3 :][:3] == ["--ro-bind", "/dev/null", "/w/acp-runner.toml"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "places"),
+    [
+        ([("/link", "/real")], ["/link/a/f"]),
+        ([("/link", "/real/a/"), ("/real", "/real")], ["/link/f", "/real/a/f"]),
+        ([("/", "/")], ["/real/a/f"]),
+        ([("/one", "/real/a/f")], ["/one"]),
+        ([("/real/b", "/real/b"), ("/re", "/re")], []),
+    ],
+)
+def test_by_which_paths_a_cell_would_reach_what_it_must_not(shown: list[tuple[str, str]], places: list[str]) -> None:
+    """Case K1: a workspace may be named by a link."""
+    assert places_of("/real/a/f", shown) == places
 
 
 @pytest.mark.parametrize(

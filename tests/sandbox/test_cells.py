@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,84 @@ async def test_a_workspace_around_the_state_directory_does_not_show_it(cells: Lo
     assert await talk.say("cat checkout; echo") == "shown"
     assert await talk.say("cat state/token 2>/dev/null || echo hidden") == "hidden"
     assert await talk.say("touch $HOME/mine && echo mine") == "mine"
+
+
+async def test_a_workspace_by_a_link_above_the_state_directory_does_not_show_it(
+    cells: LocalProvider, tmp_path: Path
+) -> None:
+    """Case K1: the link has another path than what stays hidden below it."""
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "token").write_text("secret")
+    (tmp_path / "acp-runner.toml").write_text("secret")
+    cells.secret_files = (tmp_path / "acp-runner.toml",)
+    link = tmp_path.with_name(f"{tmp_path.name}-link")
+    link.symlink_to(tmp_path)
+    talk = await shell(cells, workspace_path=link)
+    assert await talk.say("pwd") == str(link)
+    assert await talk.say("cat state/token acp-runner.toml 2>/dev/null || echo hidden") == "hidden"
+    assert await talk.say("touch $HOME/mine && echo mine") == "mine"
+
+
+async def test_the_runners_files_in_a_workspace_are_neither_read_nor_changed_case_k1(
+    cells: LocalProvider, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "conf").mkdir(parents=True)
+    (checkout / "shown").write_text("shown")
+    secret = checkout / "conf" / "acp-runner.toml"
+    secret.write_text("secret")
+    cells.secret_files = (secret, checkout / "absent")
+    talk = await shell(cells, workspace_path=checkout)
+    assert await talk.say("cat shown; echo") == "shown"
+    assert await talk.say("cat conf/acp-runner.toml 2>/dev/null || echo hidden") == "hidden"
+    assert await talk.say("cd conf; rm -f acp-runner.toml 2>/dev/null || echo kept; cd ..") == "kept"
+    assert await talk.say("mv conf other; cat other/acp-runner.toml 2>/dev/null || echo hidden") == "hidden"
+    assert await talk.say("ln other/acp-runner.toml mine 2>/dev/null || echo refused") == "refused"
+    assert (checkout / "other" / "acp-runner.toml").read_text() == "secret"
+    assert not (checkout / "absent").exists()
+
+
+async def test_given_files_do_not_touch_what_is_the_runners_case_k1(cells: LocalProvider, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "acp-runner.toml").write_text("secret")
+    cells.secret_files = (tmp_path / "acp-runner.toml",)
+    for number, path in enumerate(("state/token", "state/workspaces/default/other/f", "acp-runner.toml")):
+        with pytest.raises(RunnerError) as refused:
+            await cells.start(spec(f"seat_{number}", *SHELL, workspace_path=tmp_path, workspace_files={path: b"x"}))
+        assert refused.value.code == "invalid_request"
+        assert "the runner's own" in refused.value.message
+    assert not (tmp_path / "state" / "token").exists()
+    assert (tmp_path / "acp-runner.toml").read_text() == "secret"
+
+
+@pytest.mark.parametrize("level", ["cell", "landlock"])
+async def test_a_state_directory_that_every_sandbox_would_see_starts_none_case_k1(
+    tmp_path: Path, store_id: str, level: str
+) -> None:
+    provider = bed.local(tmp_path / "state", store_id, level=level)
+    system = replace(provider._bounds.system, folders=(str(tmp_path),))
+    provider._bounds = replace(provider._bounds, system=system)
+    with pytest.raises(RunnerError, match="which every sandbox sees") as refused:
+        await provider.start(spec("seat_1", *SHELL))
+    assert refused.value.code == "sandbox_start_failed"
+    assert provider.live == ()
+
+
+async def test_landlock_takes_no_workspace_that_holds_the_runners_files_case_k1(tmp_path: Path, store_id: str) -> None:
+    """It cannot close what lies below an open folder."""
+    provider = bed.local(tmp_path / "top" / "state", store_id, level="landlock")
+    (tmp_path / "checkout" / "deep").mkdir(parents=True)
+    provider.secret_files = (tmp_path / "checkout" / "acp-runner.toml",)
+    provider.secret_files[0].write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "top")
+    for path in (tmp_path, tmp_path / "top", tmp_path / "link", tmp_path / "checkout"):
+        with pytest.raises(RunnerError, match="files of the runner's own") as refused:
+            await provider.start(spec("seat_1", *SHELL, workspace_path=path))
+        assert refused.value.code == "invalid_request"
+    assert provider.live == ()
+    talk = await shell(provider, workspace_path=tmp_path / "checkout" / "deep")
+    assert await talk.say("cat ../acp-runner.toml 2>/dev/null || echo hidden") == "hidden"
+    await provider.close()
 
 
 @pytest.mark.parametrize("path", ["/", "/proc"])
