@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,8 @@ from runner.tasks import Tasks
 PROXY_PORT: Final = 3128
 CLOSE_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0
+LOOKUPS: Final = 4
+"""Names that one cell has looked up at a time; the system may take long over each, and cannot be stopped."""
 MOST_TOLD: Final = 100
 """How many different refusals of one cell stand in the log."""
 _LOOPBACK: Final = "127.0.0.1"
@@ -78,6 +81,8 @@ class Egress:
         self._tasks = Tasks(f"egress {name}")
         self._listeners: list[socket.socket] = []
         self._told: set[str] = set()
+        # Threads of its own: those that all share would wait for names that somebody in here chose.
+        self._lookups = ThreadPoolExecutor(LOOKUPS, f"lookup-{name}")
         self._closed = False
 
     @property
@@ -183,14 +188,12 @@ class Egress:
             raise Refused(403, why)
         try:
             async with asyncio.timeout(self._bounds.connect):
-                found = await asyncio.get_running_loop().getaddrinfo(
-                    target.host, target.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-                )
+                found = await asyncio.get_running_loop().run_in_executor(self._lookups, _looked_up, target)
         except (OSError, UnicodeError) as error:
             if isinstance(error, TimeoutError):
                 raise Refused(504, f"{target.host} was not found in time") from None
             raise Refused(502, f"{target.host} was not found") from None
-        addresses = [(family, (str(place[0]), target.port)) for family, _, _, _, place in found]
+        addresses = [(family, (host, target.port)) for family, host in found]
         allowed: list[Place] = [
             (family, place)
             for family, place in dict.fromkeys(addresses)
@@ -246,7 +249,9 @@ class Egress:
                 writer.write(refusal(502, "the answer is no HTTP"))
                 writer.write_eof()
                 raise EOFError from None
-            writer.write(head)
+            async with asyncio.timeout(self._bounds.idle):
+                writer.write(head)
+                await writer.drain()
         await self._pumped(there, writer)
 
     async def _pumped(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -267,6 +272,12 @@ class Egress:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+
+
+def _looked_up(target: Target) -> list[tuple[socket.AddressFamily, str]]:
+    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [(family, str(place[0])) for family, _, _, _, place in found]
 
 
 async def _discarded(reader: asyncio.StreamReader) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ import pytest
 
 from runner.rules.egress import AllowList
 from runner.rules.forwarding import ESTABLISHED
-from runner.sandbox.egress import Bounds, Egress
+from runner.sandbox.egress import LOOKUPS, Bounds, Egress
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.local_sandbox import LocalSandbox
 from tests.sandbox import bed
@@ -163,14 +165,13 @@ async def test_the_address_that_was_checked_is_the_one_that_is_connected_to_case
 ) -> None:
     """A name that answers with a public address first and the machine's own the second time."""
     asked: list[str] = []
-    loop = asyncio.get_running_loop()
-    real = loop.getaddrinfo
+    real = socket.getaddrinfo
 
-    async def flipping(host: Any, port: Any, **more: Any) -> Any:
+    def flipping(host: Any, port: Any, *words: Any, **more: Any) -> Any:
         if host != "flip.example":
-            return await real(host, port, **more)
+            return real(host, port, *words, **more)
         asked.append(host)
-        return await real("127.0.0.1" if len(asked) > 1 else "192.88.99.1", port, **more)
+        return real("127.0.0.1" if len(asked) > 1 else "192.88.99.1", port, *words, **more)
 
     dialled: list[Any] = []
     opened = asyncio.open_connection
@@ -181,7 +182,7 @@ async def test_the_address_that_was_checked_is_the_one_that_is_connected_to_case
         dialled.append((host, port))
         raise OSError("there is no network here")
 
-    monkeypatch.setattr(loop, "getaddrinfo", flipping)
+    monkeypatch.setattr(socket, "getaddrinfo", flipping)
     inside = await cell("flip.example")
     monkeypatch.setattr(asyncio, "open_connection", connect)
     await inside.proxied("CONNECT flip.example:443 HTTP/1.1", "a")
@@ -189,6 +190,55 @@ async def test_the_address_that_was_checked_is_the_one_that_is_connected_to_case
     await inside.proxied("CONNECT flip.example:443 HTTP/1.1", "b")
     assert (await inside.do("recv", "b")).startswith("HTTP/1.1 403 ")
     assert dialled == [("192.88.99.1", 443)]
+
+
+async def test_names_that_take_long_hold_up_nobody_else(cell: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever serves an allowed name may be slow on purpose; the runner's other work needs threads, too."""
+    inside, gate, real, asked = await cell("*.slow.example"), threading.Event(), socket.getaddrinfo, []
+
+    def slow(host: Any, *words: Any, **more: Any) -> Any:
+        if not str(host).endswith(".slow.example"):
+            return real(host, *words, **more)
+        asked.append(host)
+        gate.wait(bed.SECONDS)
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        for number in range(40):
+            await inside.proxied(f"CONNECT n{number}.slow.example:443 HTTP/1.1", str(number))
+        await until(lambda: len(asked) == LOOKUPS and inside.egress.connections == 40)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), bed.SECONDS / 2) == "free"
+    finally:
+        gate.set()
+    assert (await inside.do("recv", "39")).startswith("HTTP/1.1 502 ")
+
+
+async def test_of_answers_that_are_not_the_last_no_more_than_one_waits() -> None:
+    """A server that sends them without end costs no memory while the client reads nothing."""
+    egress, written, gate = Egress("c", AllowList()), [], asyncio.Event()
+
+    class Writer:
+        def write(self, data: bytes) -> None:
+            written.append(data)
+
+        async def drain(self) -> None:
+            await gate.wait()
+
+        def can_write_eof(self) -> bool:
+            return False
+
+    there = asyncio.StreamReader()
+    there.feed_data(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100 + b"HTTP/1.1 200 OK\r\n\r\n")
+    there.feed_eof()
+    work = asyncio.create_task(egress._answered(there, Writer()))  # type: ignore[arg-type]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(written) == 1
+    gate.set()
+    await work
+    assert len(written) == 101
+    await egress.close()
 
 
 async def test_a_plain_request_is_passed_on_and_ends_its_connection(cell: Open) -> None:
