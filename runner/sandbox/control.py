@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-Reply = dict[str, Any]
+from runner.sandbox.init_calls import Replies, Reply, message_of
+
 MAX_LINE: Final = 4 * 1024 * 1024
 _CHUNK: Final = 65536
 _MOST_PASSED: Final = 128
@@ -30,8 +30,7 @@ class ControlChannel:
         self._on_event = on_event
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[Reply | None]] = {}
-        self._last_id = 0
+        self._replies = Replies()
         self._unread = b""
         self._unsent = bytearray()
         self._passed: list[int] = []
@@ -44,13 +43,10 @@ class ControlChannel:
         Returns:
             A future of the reply, of None when the channel ends first; it never holds an exception.
         """
-        future: asyncio.Future[Reply | None] = self._loop.create_future()
+        line, future = self._replies.asked(op, members)
         if self.ended:
-            future.set_result(None)
+            self._replies.end()
             return future
-        self._last_id += 1
-        self._waiting[self._last_id] = future
-        line = json.dumps({"id": self._last_id, "op": op, **members}, separators=(",", ":")).encode("ascii")
         idle = not self._unsent
         self._unsent += line + b"\n"
         if idle:
@@ -93,19 +89,13 @@ class ControlChannel:
         return passed
 
     def _take(self, line: bytes) -> bool:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return False
-        if not isinstance(message, dict):
+        message = message_of(line)
+        if message is None:
             return False
         if "event" in message:
             self._on_event(message)
-            return True
-        identity = message.get("id")
-        future = self._waiting.pop(identity, None) if isinstance(identity, int) else None
-        if future is not None and not future.done():
-            future.set_result(message)
+        else:
+            self._replies.take(message)
         return True
 
     def drain(self) -> None:
@@ -129,20 +119,4 @@ class ControlChannel:
         self._socket.close()
         for fd in self.passed():
             os.close(fd)
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_result(None)
-
-
-async def answer(reply: asyncio.Future[Reply | None], seconds: float) -> Reply | None:
-    """Wait at most ``seconds`` for a reply without cancelling it.
-
-    Raises:
-        TimeoutError: no reply in time.
-    """
-    if not reply.done():
-        await asyncio.wait({reply}, timeout=seconds)
-    if not reply.done():
-        raise TimeoutError
-    return reply.result()
+        self._replies.end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import os
 import signal
@@ -19,12 +18,14 @@ from runner.acp.transport import ExitInfo
 from runner.errors import RunnerError
 from runner.sandbox.census import kill_all
 from runner.sandbox.cgroups import Cgroup
-from runner.sandbox.control import ControlChannel, Reply, answer
+from runner.sandbox.control import ControlChannel
 from runner.sandbox.egress import Egress
+from runner.sandbox.init_calls import InitCalls, InitMark, Reply, answer, not_started
 from runner.sandbox.init_process import InitProcess, Pipes
 from runner.sandbox.isolation import NOTHING, Isolation
 from runner.sandbox.namespace import Namespace
-from runner.sandbox.port import OUTPUT_BYTES, Gone, Ran, Reaped
+from runner.sandbox.port import Gone, Ran, Reaped
+from runner.sandbox.teardown import Teardown
 from runner.tasks import Tasks, shielded
 
 REPLY_SECONDS: Final = 0.25
@@ -51,21 +52,6 @@ class Bounds:
     confine: Mapping[str, Any] = field(default_factory=dict)
     group: Cgroup | None = None
     egress: Egress | None = None
-
-
-class LocalMark:
-    """A mark whose request is on its way."""
-
-    def __init__(self, reply: asyncio.Future[Reply | None]) -> None:
-        self._reply = reply
-
-    async def set(self, seconds: float) -> None:
-        """See ``port.Mark.set``."""
-        try:
-            reply = await answer(self._reply, seconds)
-        except TimeoutError:
-            raise _lost(f"it did not take the mark within {seconds:g} s") from None
-        _good(reply)
 
 
 class TickMark:
@@ -113,13 +99,12 @@ class LocalSandbox:
         self._exit: ExitInfo | None = None
         self._on_gone = on_gone
         self._tasks = Tasks(f"sandbox {seat_id}")
-        self._teardown: asyncio.Task[Gone] | None = None
-        self._gone: Gone | None = None
+        self._teardown = Teardown(self._tasks, self._tear_down)
         self._settled_in = False
         self._turn = ("", 0)
         self._env: dict[str, str] = {}
-        self._heard: dict[str, Callable[[bytes], None]] = {}
         self._control = ControlChannel(end, self._event, self._ended)
+        self._calls = InitCalls(self._control.request, REPLY_SECONDS)
         self._init = InitProcess(process, self._control.drain)
 
     @property
@@ -180,8 +165,8 @@ class LocalSandbox:
         if found is None:
             raise RunnerError("sandbox_start_failed", f"The cell's init ended at once{self._cause()}.")
         if not found.get("ok"):
-            raise _not_started(str(found.get("error")), argv[0] if argv else "")
-        if self._teardown is not None or self._pipes is None:
+            raise not_started(str(found.get("error")), argv)
+        if self._teardown.begun or self._pipes is None:
             raise RunnerError("sandbox_start_failed", "The sandbox was destroyed while its agent was being started.")
         pipes, self._pipes = self._pipes, None
         pipes.close_errors()
@@ -210,7 +195,7 @@ class LocalSandbox:
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def mark(self, turn_id: str) -> LocalMark | TickMark:
+    def mark(self, turn_id: str) -> InitMark | TickMark:
         """See ``port.Sandbox.mark``; the request is written before this returns.
 
         The first turn begins behind a start that may have forked helpers in this very clock tick, so the init lists
@@ -220,30 +205,16 @@ class LocalSandbox:
             self._turn = (turn_id, boot_ticks())
             return TickMark()
         self._settled_in = True
-        return LocalMark(self._control.request("mark", turn=turn_id))
+        return self._calls.mark(turn_id)
 
     async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
         """See ``port.Sandbox.kill_turn``."""
-        try:
-            since = self._turn[1] if self._turn[0] == turn_id else 0
-            request = self._control.request("kill_turn", turn=turn_id, since=since, seconds=seconds)
-            reply = await answer(request, seconds + REPLY_SECONDS)
-        except TimeoutError:
-            raise _lost(f"it did not answer within {seconds + REPLY_SECONDS:g} s") from None
-        found = _good(reply)
-        return Reaped(int(found["killed"]), tuple(map(int, found["survivors"])))
+        since = self._turn[1] if self._turn[0] == turn_id else 0
+        return await self._calls.kill_turn(turn_id, seconds, since=since)
 
     async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
         """See ``port.Sandbox.run``."""
-        self._heard[name] = heard
-        try:
-            reply = await self._control.request(
-                "run", run=name, argv=list(argv), env=self._env, cwd=self._workspace, limit=OUTPUT_BYTES
-            )
-        finally:
-            del self._heard[name]
-        found = _good(reply)
-        return Ran(found["code"], found["signal"], bool(found["truncated"]))
+        return await self._calls.run(name, argv, self._env, self._workspace, heard)
 
     # -- what the init says ------------------------------------------------------------------------------------------
 
@@ -254,9 +225,7 @@ class LocalSandbox:
             case "limit":
                 self._too_much = f"its processes used {message.get('memory_bytes')} bytes of memory together"
             case "output":
-                heard = self._heard.get(str(message.get("run")))
-                if heard is not None:
-                    heard(base64.b64decode(str(message.get("data"))))
+                self._calls.output(message)
             case "fault":
                 log.error("the init of sandbox %s failed: %s", self.seat_id, message.get("error"))
             case "ready":
@@ -273,7 +242,7 @@ class LocalSandbox:
         return ExitInfo(code, number)
 
     def _ended(self) -> None:
-        if self._teardown is None:
+        if not self._teardown.begun:
             log.warning("sandbox %s lost its init (pid %d)", self.seat_id, self._init.pid)
         self._agent_gone(ExitInfo(reason="the sandbox is gone", lost=True))
 
@@ -287,13 +256,8 @@ class LocalSandbox:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
-        """See ``port.Sandbox.destroy``; callers at the same time share one teardown, whoever of them is cancelled."""
-        if self._gone is not None:
-            return self._gone
-        if self._teardown is None or self._teardown.done():
-            self._teardown = self._tasks.spawn("teardown", self._tear_down(grace_seconds, seconds))
-        await asyncio.wait({self._teardown})
-        return self._teardown.result()
+        """See ``port.Sandbox.destroy``."""
+        return await self._teardown.done(grace_seconds, seconds)
 
     async def _tear_down(self, grace: float, seconds: float) -> Gone:
         try:
@@ -307,7 +271,6 @@ class LocalSandbox:
             await self._bounds.egress.close()
         if gone.proven:
             self._close()
-            self._gone = gone
             self._on_gone(self)
         return gone
 
@@ -368,24 +331,3 @@ class LocalSandbox:
             self._namespace = None
         if self._bounds.group is not None:
             self._bounds.group.remove()
-
-
-def _good(reply: Reply | None) -> Reply:
-    if reply is None:
-        raise _lost("its init is gone")
-    if not reply.get("ok"):
-        raise _lost(str(reply.get("error")))
-    return reply
-
-
-def _lost(why: str) -> RunnerError:
-    return RunnerError("sandbox_lost", f"The sandbox was lost: {why}.")
-
-
-def _not_started(error: str, program: str) -> RunnerError:
-    """``cwd: …`` and ``confine: …`` are the place's fault, everything else the command's."""
-    if error.startswith("confine: "):
-        return RunnerError("sandbox_start_failed", f"The agent cannot be confined: {error[9:]}.")
-    if error.startswith("cwd: "):
-        return RunnerError("sandbox_start_failed", f"The agent cannot run in its workspace: {error[5:]}.")
-    return RunnerError("harness_start_failed", f"{program} could not be started: {error.removeprefix('exec: ')}.")

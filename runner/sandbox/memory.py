@@ -14,8 +14,10 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.ids import SPARES, Key
 from runner.rules.files import file_names
+from runner.sandbox.init_calls import GONE, lost
 from runner.sandbox.memory_files import ByNames, MemoryFiles
 from runner.sandbox.port import OUTPUT_BYTES, Condition, Copied, Disk, Gone, Paths, Ran, Reaped, SandboxSpec
+from runner.sandbox.teardown import Teardown
 from runner.sandbox.workspace import check_files
 from runner.tasks import Tasks
 
@@ -86,10 +88,9 @@ class MemorySandbox:
         self._paths = paths
         self._forget = forget
         self._lost = asyncio.Event()
-        self._gone: Gone | None = None
         self._transport = MemoryTransport(pid)
         self._tasks = Tasks(f"sandbox {spec.seat_id}")
-        self._teardown: asyncio.Task[Gone] | None = None
+        self._teardown = Teardown(self._tasks, self._tear_down)
         self._agent = self._tasks.spawn("agent", self._play(body))
         self._agent.add_done_callback(self._ended)
 
@@ -156,7 +157,7 @@ class MemorySandbox:
         """See ``port.Sandbox.kill_turn``."""
         await self.answered(self.faults.kill_gate, seconds)
         if turn_id not in self.taken:
-            raise RunnerError("sandbox_lost", "The sandbox was lost: the turn has no mark.")
+            raise lost("the turn has no mark")
         self.kills.append(turn_id)
         self._killed.set()
         self.on_kill(turn_id)
@@ -164,8 +165,7 @@ class MemorySandbox:
 
     async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
         """See ``port.Sandbox.run``: plays ``sh -c`` with ``echo``, ``exit``, ``sleep`` and ``;``, nothing else."""
-        if self._lost.is_set():
-            raise RunnerError("sandbox_lost", "The sandbox was lost: its init is gone.")
+        self._check_here()
         self.commands.append(tuple(argv))
         self._killed.clear()
         left, truncated = OUTPUT_BYTES, False
@@ -184,14 +184,7 @@ class MemorySandbox:
 
     async def _killed_within(self, seconds: float) -> bool:
         """Whether a kill came first. Raises ``RunnerError`` (``sandbox_lost``)."""
-        waits = [self._tasks.spawn("kill", self._killed.wait()), self._tasks.spawn("loss", self._lost.wait())]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if self._lost.is_set():
-            raise RunnerError("sandbox_lost", "The sandbox was lost: its init is gone.")
+        await self._set_or_lost(self._killed, seconds)
         return self._killed.is_set()
 
     async def answered(self, gate: asyncio.Event | None, seconds: float) -> None:
@@ -201,16 +194,24 @@ class MemorySandbox:
             RunnerError: ``sandbox_lost`` when the sandbox is lost or the gate stays shut for ``seconds``.
         """
         if gate is not None and not gate.is_set() and not self._lost.is_set():
-            waits = [self._tasks.spawn("gate", gate.wait()), self._tasks.spawn("loss", self._lost.wait())]
-            try:
-                await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-            if not gate.is_set() and not self._lost.is_set():
-                raise RunnerError("sandbox_lost", f"The sandbox was lost: it did not answer within {seconds:g} s.")
+            await self._set_or_lost(gate, seconds)
+            if not gate.is_set():
+                raise lost(f"it did not answer within {seconds:g} s")
+        self._check_here()
+
+    async def _set_or_lost(self, event: asyncio.Event, seconds: float) -> None:
+        """Until ``event`` is set, at most ``seconds``. Raises ``RunnerError`` (``sandbox_lost``)."""
+        waits = [self._tasks.spawn("event", event.wait()), self._tasks.spawn("loss", self._lost.wait())]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._check_here()
+
+    def _check_here(self) -> None:
         if self._lost.is_set():
-            raise RunnerError("sandbox_lost", "The sandbox was lost: its init is gone.")
+            raise lost(GONE)
 
     def lose(self) -> None:
         """The whole cell goes away without a report (case A1)."""
@@ -219,14 +220,9 @@ class MemorySandbox:
 
     async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
         """See ``port.Sandbox.destroy``."""
-        if self._gone is not None:
-            return self._gone
-        if self._teardown is None or self._teardown.done():
-            self._teardown = self._tasks.spawn("teardown", self._tear_down(grace_seconds))
-        await asyncio.wait({self._teardown})
-        return self._teardown.result()
+        return await self._teardown.done(grace_seconds, seconds)
 
-    async def _tear_down(self, grace: float) -> Gone:
+    async def _tear_down(self, grace: float, seconds: float) -> Gone:
         self._transport.close_stdin()
         await asyncio.wait({self._agent}, timeout=grace)
         self._agent.cancel()
@@ -237,9 +233,8 @@ class MemorySandbox:
             self.faults.unproven -= 1
             return Gone(False, "", (self._transport.pid or 0,))
         self._lost.set()
-        self._gone = Gone(True, "echild")
         self._forget(self.spec.seat_id)
-        return self._gone
+        return Gone(True, "echild")
 
 
 class MemoryProvider:

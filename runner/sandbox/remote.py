@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -13,8 +11,9 @@ from runner.acp.remote import RemoteTransport
 from runner.acp.transport import ExitInfo
 from runner.acp.websocket import Find
 from runner.errors import RunnerError
-from runner.sandbox.control import Reply, answer
-from runner.sandbox.port import OUTPUT_BYTES, Gone, Ran, Reaped
+from runner.sandbox.init_calls import InitCalls, InitMark, Replies, Reply, answer, message_of, not_started
+from runner.sandbox.port import Gone, Ran, Reaped
+from runner.sandbox.teardown import Teardown
 from runner.tasks import Tasks, shielded
 
 REPLY_SECONDS: Final = 5.0
@@ -25,21 +24,6 @@ log = logging.getLogger("runner.sandbox.remote")
 
 End = Callable[[Gone | None], Awaitable[Gone]]
 """What becomes of the place behind the teardown of its cell, given what the init said (None: nothing)."""
-
-
-class RemoteMark:
-    """A mark whose request is on its way."""
-
-    def __init__(self, reply: asyncio.Future[Reply | None]) -> None:
-        self._reply = reply
-
-    async def set(self, seconds: float) -> None:
-        """See ``port.Mark.set``."""
-        try:
-            reply = await answer(self._reply, seconds + REPLY_SECONDS)
-        except TimeoutError:
-            raise _lost(f"it did not take the mark within {seconds + REPLY_SECONDS:g} s") from None
-        _good(reply)
 
 
 class RemoteSandbox:
@@ -59,13 +43,10 @@ class RemoteSandbox:
         self._workspace = workspace
         self._end = end
         self._tasks = Tasks(f"sandbox {name}")
-        self._waiting: dict[int, asyncio.Future[Reply | None]] = {}
-        self._last_id = 0
-        self._heard: dict[str, Callable[[bytes], None]] = {}
+        self._replies = Replies()
+        self._calls = InitCalls(self._request, REPLY_SECONDS)
         self._env: dict[str, str] = {}
-        self._teardown: asyncio.Task[Gone] | None = None
-        self._gone: Gone | None = None
-        self._why = "its init is gone"
+        self._teardown = Teardown(self._tasks, self._tear_down)
         self._transport = RemoteTransport(
             find, secret, resume_seconds=resume_seconds, on_control=self._said, on_over=self._over
         )
@@ -121,102 +102,68 @@ class RemoteSandbox:
         except RunnerError as error:
             raise RunnerError("sandbox_start_failed", str(error)) from error
         if found is None:
-            raise RunnerError("sandbox_start_failed", f"The cell ended at once: {self._why}.")
+            raise RunnerError("sandbox_start_failed", f"The cell ended at once: {self._calls.why}.")
         if not found.get("ok"):
-            raise _not_started(str(found.get("error")), argv[0] if argv else "")
+            raise not_started(str(found.get("error")), argv)
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def mark(self, turn_id: str) -> RemoteMark:
+    def mark(self, turn_id: str) -> InitMark:
         """See ``port.Sandbox.mark``: control frames go in order with each other, ahead of the prompt."""
-        return RemoteMark(self._request("mark", turn=turn_id))
+        return self._calls.mark(turn_id, extra=REPLY_SECONDS)
 
     async def kill_turn(self, turn_id: str, seconds: float) -> Reaped:
         """See ``port.Sandbox.kill_turn``; the network may add ``REPLY_SECONDS``."""
-        try:
-            reply = await answer(self._request("kill_turn", turn=turn_id, seconds=seconds), seconds + REPLY_SECONDS)
-        except TimeoutError:
-            raise _lost(f"it did not answer within {seconds + REPLY_SECONDS:g} s") from None
-        found = _good(reply, self._why)
-        return Reaped(int(found["killed"]), tuple(map(int, found["survivors"])))
+        return await self._calls.kill_turn(turn_id, seconds)
 
     async def run(self, name: str, argv: Sequence[str], heard: Callable[[bytes], None]) -> Ran:
         """See ``port.Sandbox.run``."""
-        self._heard[name] = heard
-        try:
-            reply = await self._request(
-                "run", run=name, argv=list(argv), env=self._env, cwd=self._workspace, limit=OUTPUT_BYTES
-            )
-        finally:
-            del self._heard[name]
-        found = _good(reply, self._why)
-        return Ran(found["code"], found["signal"], bool(found["truncated"]))
+        return await self._calls.run(name, argv, self._env, self._workspace, heard)
 
     # -- the init ----------------------------------------------------------------------------------------------------
 
     def _request(self, op: str, **members: Any) -> asyncio.Future[Reply | None]:
-        future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+        line, future = self._replies.asked(op, members)
         if self._transport.over:
-            future.set_result(None)
-            return future
-        self._last_id += 1
-        self._waiting[self._last_id] = future
-        line = json.dumps({"id": self._last_id, "op": op, **members}, separators=(",", ":"))
-        self._transport.control(line.encode("ascii"))
+            self._replies.end()
+        else:
+            self._transport.control(line)
         return future
 
     def _said(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
+        message = message_of(line)
+        if message is None:
             log.error("the init of sandbox %s said what no init says", self.name)
             return
         match message.get("event"):
             case None:
-                future = self._waiting.pop(message.get("id", 0), None)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                self._replies.take(message)
             case "exited":
                 self._transport.process_exited(ExitInfo(message.get("code"), message.get("signal")))
             case "output":
-                heard = self._heard.get(str(message.get("run")))
-                if heard is not None:
-                    heard(base64.b64decode(str(message.get("data"))))
+                self._calls.output(message)
             case "fault":
                 log.error("the init of sandbox %s failed: %s", self.name, message.get("error"))
 
     def _over(self, code: int | None, why: str) -> None:
-        self._why = why
-        if self._teardown is None:
+        self._calls.why = why
+        if not self._teardown.begun:
             log.warning("sandbox %s was lost: %s", self.name, why)
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_result(None)
+        self._replies.end()
         self._transport.process_exited(ExitInfo(reason="the sandbox is gone", lost=True))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     async def destroy(self, grace_seconds: float = 0.5, seconds: float = 5.0) -> Gone:
-        """See ``port.Sandbox.destroy``; callers at the same time share one teardown, whoever of them is cancelled."""
-        if self._gone is not None:
-            return self._gone
-        if self._teardown is None or self._teardown.done():
-            self._teardown = self._tasks.spawn("teardown", self._tear_down(grace_seconds, seconds))
-        await asyncio.wait({self._teardown})
-        return self._teardown.result()
+        """See ``port.Sandbox.destroy``."""
+        return await self._teardown.done(grace_seconds, seconds)
 
     async def _tear_down(self, grace: float, seconds: float) -> Gone:
         said = await self._by_init(grace, seconds)
         self._transport.process_exited(ExitInfo(reason="the sandbox was destroyed"))
         self._transport.close()
         await self._transport.aclose()
-        gone = await shielded(_ended(self._end, said), END_SECONDS)
-        if gone.proven:
-            self._gone = gone
-        return gone
+        return await shielded(_ended(self._end, said), END_SECONDS)
 
     async def _by_init(self, grace: float, seconds: float) -> Gone | None:
         """Let the init kill all; None when it cannot say that nobody is left."""
@@ -235,22 +182,3 @@ class RemoteSandbox:
 
 async def _ended(end: End, said: Gone | None) -> Gone:
     return await end(said)
-
-
-def _good(reply: Reply | None, why: str = "its init is gone") -> Reply:
-    if reply is None:
-        raise _lost(why)
-    if not reply.get("ok"):
-        raise _lost(str(reply.get("error")))
-    return reply
-
-
-def _lost(why: str) -> RunnerError:
-    return RunnerError("sandbox_lost", f"The sandbox was lost: {why}.")
-
-
-def _not_started(error: str, program: str) -> RunnerError:
-    """``cwd: …`` is the place's fault, everything else the command's."""
-    if error.startswith("cwd: "):
-        return RunnerError("sandbox_start_failed", f"The agent cannot run in its workspace: {error[5:]}.")
-    return RunnerError("harness_start_failed", f"{program} could not be started: {error.removeprefix('exec: ')}.")

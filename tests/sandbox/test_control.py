@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from runner.sandbox import control
-from runner.sandbox.control import ControlChannel, answer
+from runner.sandbox.control import ControlChannel
+from runner.sandbox.init_calls import answer
 
 
 class Peer:

@@ -233,7 +233,7 @@ async def test_survivors_of_a_turn_are_told(provider: LocalProvider, monkeypatch
     sandbox = await provider.start(spec())
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_result({"ok": True, "killed": 2, "survivors": [12, 13]})
-    monkeypatch.setattr(sandbox._control, "request", lambda op, **members: future)
+    monkeypatch.setattr(sandbox._calls, "_request", lambda op, **members: future)
     reaped = await sandbox.kill_turn("turn_1", 0.1)
     assert (reaped.killed, reaped.survivors) == (2, (12, 13))
     monkeypatch.undo()
@@ -245,7 +245,7 @@ async def test_a_mark_is_written_before_mark_returns(provider: LocalProvider, mo
     assert sandbox._control._unsent == b""
     sandbox.mark("turn_1")
     assert sandbox._control._unsent == b""
-    assert len(sandbox._control._waiting) == 1
+    assert len(sandbox._control._replies._waiting) == 1
 
 
 async def test_a_workspace_in_place_gets_the_files(provider: LocalProvider, tmp_path: Path) -> None:
