@@ -81,7 +81,7 @@ class Confining:
 
     def confine(self) -> dict[str, Any]:
         """What the init does to the agent."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {} if self._isolation.level == "none" else {"keyrings": False}
         if self._isolation.limits.pids_by == "rlimit":
             found["processes"] = self._isolation.limits.pids
         if self._isolation.level == "landlock":

@@ -27,6 +27,14 @@ MIB = 1 << 20
 HOG = "import sys, time\nx = b'x' * (int(sys.argv[1]) << 20)\nprint('has', flush=True)\ntime.sleep(600)"
 
 
+KEY_CALLS = (248, 249, 250) if os.uname().machine == "x86_64" else (217, 218, 219)
+ASKS_FOR_KEYS = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(*(ctypes.get_errno() if libc.syscall(number, 0, 0, 0, 0, 0) < 0 else 0 for number in {KEY_CALLS}))
+"""
+
+
 @pytest.fixture
 async def cells(tmp_path: Path, store_id: str) -> AsyncIterator[LocalProvider]:
     """A provider of cells; nobody and nothing is left when it was closed."""
@@ -203,6 +211,19 @@ async def test_given_files_do_not_touch_what_is_the_runners_case_k1(cells: Local
         assert "the runner's own" in refused.value.message
     assert not (tmp_path / "state" / "token").exists()
     assert (tmp_path / "acp-runner.toml").read_text() == "secret"
+
+
+@pytest.mark.parametrize("level", ["none", "landlock", "cell"])
+async def test_keyrings_of_the_user_are_out_of_reach_case_k1(tmp_path: Path, store_id: str, level: str) -> None:
+    """They are shared by all that runs as one user, namespaces or not: whoever may link one may read all in it."""
+    provider = bed.local(tmp_path / "state", store_id, level=level)
+    sandbox = await provider.start(spec("seat_1", *SHELL, workspace_files={"keys.py": ASKS_FOR_KEYS.encode()}))
+    refused = " ".join(["38"] * 3)
+    assert (await Talk(sandbox).say("python3 keys.py") == refused) == (level != "none")
+    heard: list[bytes] = []
+    await sandbox.run("r", ["python3", "keys.py"], heard.append)
+    assert (b"".join(heard).decode().strip() == refused) == (level != "none"), "of a command beside the agent as well"
+    await provider.close()
 
 
 @pytest.mark.parametrize("level", ["cell", "landlock"])

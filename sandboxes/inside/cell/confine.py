@@ -1,10 +1,12 @@
-"""What binds the agent and all that it starts: Landlock, and a bound on processes. Applied between fork and exec."""
+"""What binds the agent and all that it starts: Landlock, a bound on processes, no keyrings. Applied before an exec."""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
+
+from cell.keyrings import NoKeyrings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +32,20 @@ class Confinement:
     Args:
         read, write: paths for Landlock; both None leave the file system alone.
         processes: for RLIMIT_NPROC; 0 leaves it alone.
+        keyrings: whether the kernel's keyrings, which are those of the user, may be used.
     """
 
-    def __init__(self, read: Sequence[str] | None = None, write: Sequence[str] | None = None, processes: int = 0):
+    def __init__(
+        self,
+        read: Sequence[str] | None = None,
+        write: Sequence[str] | None = None,
+        processes: int = 0,
+        keyrings: bool = True,
+    ) -> None:
         self._paths = None if read is None or write is None else (tuple(read), tuple(write))
         self._processes = processes
-        self._libc = library() if self._paths is not None else None
+        self._libc = library() if self._paths is not None or not keyrings else None
+        self._no_keyrings = NoKeyrings(self._libc) if self._libc is not None and not keyrings else None
 
     def apply(self) -> None:
         """Bind this process.
@@ -49,6 +59,8 @@ class Confinement:
             resource.setrlimit(resource.RLIMIT_NPROC, (self._processes, self._processes))
         if self._paths is not None and self._libc is not None:
             restrict(self._libc, *self._paths)
+        if self._no_keyrings is not None:
+            self._no_keyrings.apply()
 
 
 def library() -> ctypes.CDLL:

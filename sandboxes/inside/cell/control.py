@@ -18,7 +18,8 @@ ps         turn?                                                       processes
 
 ``listen`` makes listening sockets on 127.0.0.1 inside, and passes them along with its reply.
 ``run`` starts one command at a time beside the agent, and is answered when its own process is gone.
-``confine``: {read?, write?, processes?}: Landlock paths and RLIMIT_NPROC of the agent and of every later ``run``.
+``confine``: {read?, write?, processes?, keyrings?}: Landlock paths, RLIMIT_NPROC, and whether the kernel's keyrings may
+be used, of the agent and of every later ``run``.
 ``memory_bytes``: what all processes may have together; beyond it all are killed.
 
 Events have no id: ``ready`` {pid, subreaper}, ``exited`` {pid, code, signal}, ``output`` {run, data in base64},

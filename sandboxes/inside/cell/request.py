@@ -44,12 +44,15 @@ def seconds_of(request: dict[str, Any], name: str, default: float) -> float:
 
 
 def confinement_of(request: dict[str, Any]) -> Confinement:
-    """``confine``: {read?, write?, processes?}; without it nothing is confined."""
+    """``confine``: {read?, write?, processes?, keyrings?}; without it nothing is confined."""
     given = request.get("confine") or {}
     if not isinstance(given, dict):
         raise BadRequest("confine must be an object")
     read, write = (texts_of(given, name) if name in given else None for name in ("read", "write"))
-    return Confinement(read, write, count_of(given, "processes"))
+    keyrings = given.get("keyrings", True)
+    if not isinstance(keyrings, bool):
+        raise BadRequest("keyrings must be true or false")
+    return Confinement(read, write, count_of(given, "processes"), keyrings)
 
 
 def count_of(request: dict[str, Any], name: str) -> int:
