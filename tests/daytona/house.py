@@ -22,6 +22,8 @@ FACTS = dict.fromkeys(FACETS, "1")
 IDLE = Parked(SeatState.IDLE, 60.0)
 AWAKE, ASLEEP = "awake", "asleep"
 SEEN = {"started": AWAKE, "stopped": ASLEEP}
+AGREE_SECONDS = 30.0
+"""A sandbox whose init is deaf, or whose creation was given up, takes its time to go."""
 
 
 class Live:
@@ -124,18 +126,17 @@ class House:
         """Soon both say the same, of these sessions' sandboxes or of all."""
         names = {self.name(session) for session in sessions}
 
-        def same() -> bool:
-            held, there = self.held(), self.there()
-            seats = {seat.seat_id for seat in self.pool.book.seats.values()}
-            for session in sessions or self._last:
-                if (last := self._last.get(session)) in self.provider.live and last not in seats:
-                    return False
-            return all(held.get(name) == there.get(name) for name in names or held.keys() | there.keys())
+        deadline = self.clock.monotonic() + AGREE_SECONDS
+        while not self._same(self.held(), there := await asyncio.to_thread(self.there), sessions, names):
+            assert self.clock.monotonic() < deadline, f"{what}: the pool has {self.held()}, the service {there}"
+            await asyncio.sleep(0.05)
 
-        try:
-            await bed.until(same, what)
-        except AssertionError:
-            raise AssertionError(f"{what}: the pool has {self.held()}, the service {self.there()}") from None
+    def _same(self, held: dict[str, str], there: dict[str, str], sessions: tuple[str, ...], names: set[str]) -> bool:
+        seats = {seat.seat_id for seat in self.pool.book.seats.values()}
+        for session in sessions or self._last:
+            if (last := self._last.get(session)) in self.provider.live and last not in seats:
+                return False
+        return all(held.get(name) == there.get(name) for name in names or held.keys() | there.keys())
 
     async def close(self) -> None:
         assert await self.pool.close()
