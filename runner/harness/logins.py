@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +18,8 @@ from runner.rules import login as rules
 
 FILE, IDENTITY, LENT, LOCK = "login", "identity", "lent", "lock"
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER: Final = _OPEN | os.O_DIRECTORY
+_HOME: Final = ".home-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,31 @@ class Shelf:
             os.fchmod(file.fileno(), 0o600)
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    @contextmanager
+    def home(self) -> Iterator[Path]:
+        """A folder to log in in, which goes afterwards; that of a killed process goes with the next call."""
+        with self.locked():
+            self._sweep()
+            home = Path(tempfile.mkdtemp(prefix=_HOME, dir=self.directory))
+            held = os.open(home, _FOLDER)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield home
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+            os.close(held)
+
+    def _sweep(self) -> None:
+        for left in self.directory.glob(f"{_HOME}*"):
+            held = os.open(left, _FOLDER)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            except BlockingIOError:
+                continue
+            finally:
+                os.close(held)
 
     def _make(self) -> None:
         for folder in (self.directory.parent, self.directory):
@@ -102,7 +131,8 @@ class Shelf:
             write_file(self.directory / LENT, json.dumps(asdict(lent)).encode())
 
     def forget(self) -> bool:
-        """Log out; whether anybody was logged in."""
+        """Log out; whether anybody was logged in. What a killed ``harness login`` left goes, too."""
+        self._sweep()
         there = (self.directory / FILE).exists()
         for name in (FILE, IDENTITY, LENT):
             (self.directory / name).unlink(missing_ok=True)

@@ -6,13 +6,13 @@ Synchronous, for the command line.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
-import tempfile
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +27,8 @@ from runner.rules import login as rules
 SECONDS: Final = 900.0
 ANSWER_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.2
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
 _URL: Final = "open-this"
 _TERMINAL: Final = ("PATH", "LANG", "LC_ALL", "TERM", "COLORTERM", "DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 _NETWORK: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE")
@@ -72,9 +74,7 @@ def sign_in(
     """
     shelf = shelf_of(spec, state_dir)
     assert spec.login is not None
-    shelf.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix=".home-", dir=shelf.directory))
-    try:
+    with _ended_by_signals(), shelf.home() as home:
         own = {name: environ[name] for name in (*_TERMINAL, *_NETWORK) if name in environ} | {"HOME": str(home)}
         if key is None and spec.login.command is not None:
             _ask_at_the_terminal(spec.login.command(state_dir), own, home)
@@ -88,8 +88,21 @@ def sign_in(
         with shelf.locked():
             shelf.put(content)
         return login
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A kill, or a terminal that closes, ends the agent and its home like Ctrl-C does."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _method(spec: HarnessSpec, login: Login, key: str | None) -> tuple[str, dict[str, str]]:
@@ -107,7 +120,7 @@ def _ask_at_the_terminal(command: tuple[str, ...], env: dict[str, str], home: Pa
     """The agent's own program has the terminal; Ctrl-C is its to handle."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        done = subprocess.run(command, env=env, cwd=home, check=False, preexec_fn=_mind_interrupts)
+        done = subprocess.run(command, env=env, cwd=home, check=False, preexec_fn=_at_the_terminal)
     except OSError as error:
         raise RunnerError("harness_start_failed", f"{command[0]} cannot be run: {error}") from error
     finally:
@@ -116,8 +129,13 @@ def _ask_at_the_terminal(command: tuple[str, ...], env: dict[str, str], home: Pa
         raise RunnerError("harness_auth_required", f"The login was given up (exit code {done.returncode}).")
 
 
-def _mind_interrupts() -> None:
+def _at_the_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _die_with_the_parent()
+
+
+def _die_with_the_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _authenticate(
@@ -172,6 +190,7 @@ def _agent(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=_die_with_the_parent,  # noqa: PLW1509 - no thread runs yet
         )
     except OSError as error:
         raise RunnerError("harness_start_failed", f"{argv[0]} cannot be run: {error}") from error

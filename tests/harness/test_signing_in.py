@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,35 @@ PROGRAM = str(Path(__file__).with_name("signing.py"))
 FORM = Form(".mine/auth.json", ("access", "refresh"), "refresh", "expires")
 FIRST = json.dumps({"access": "access-1", "refresh": "refresh-1", "expires": 1_900_000_000})
 ENVIRON = {"PATH": "/usr/bin:/bin", "MY_SECRET": "of the runner"}
+ROOT = Path(__file__).parents[2]
+KILLED = """
+import os, pathlib, sys
+from runner.harness.signing_in import sign_in
+from runner.harness.spec import HarnessSpec, Login, Resolved
+from runner.rules.login import Form
+command = (*sys.argv[2:], "acp", "wait")
+login = Login("help", Form(".mine/auth.json", ()), None, "browser")
+spec = HarnessSpec("mine", "Mine", lambda state_dir: Resolved(command), login=login)
+sign_in(spec, pathlib.Path(sys.argv[1]), lambda text: print(text, flush=True), os.environ)
+"""
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def spec(*words: str, acp: bool = False) -> HarnessSpec:
@@ -84,6 +117,36 @@ def test_the_address_that_an_agent_would_open_is_told(tmp_path: Path) -> None:
         sign_in(spec("acp", "wait", acp=True), tmp_path, said.append, ENVIRON, seconds=3.0)
     assert refused.value.code == "harness_unresponsive"
     assert "https://login.example/?code=1" in said[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_login_that_is_killed_leaves_no_agent_and_no_home(tmp_path: Path, number: signal.Signals) -> None:
+    """Case K4: an agent that went on would write a login nobody asked for any more into a home nobody looks at."""
+    command = (sys.executable, "-c", KILLED, str(tmp_path), sys.executable, PROGRAM)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "Open this address in a browser on this machine:\n"
+    agents = children(process.pid)
+    assert len(agents) == 1
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    wait_for(lambda: not any(alive(pid) for pid in agents))
+    directory = shelf_of(spec(), tmp_path).directory
+    left = [path for path in directory.iterdir() if path.is_dir()]
+    assert len(left) == (1 if number == signal.SIGKILL else 0)
+    sign_in(spec("store", FIRST), tmp_path, print, ENVIRON)
+    assert sorted(path.name for path in directory.iterdir()) == ["identity", "lock", "login"]
+
+
+def test_the_home_of_a_login_that_is_under_way_stays(tmp_path: Path) -> None:
+    shelf = shelf_of(spec(), tmp_path)
+    with shelf.home() as mine, shelf.home() as other:
+        assert mine.is_dir()
+        shelf.forget()
+        assert mine.is_dir()
+        assert other.is_dir()
+    assert not mine.exists()
+    assert not other.exists()
 
 
 def test_a_refusal_of_the_agent_is_told(tmp_path: Path) -> None:
