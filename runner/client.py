@@ -6,6 +6,7 @@ aiohttp is imported when a client is opened, so that importing this module costs
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from io import BytesIO
@@ -337,7 +338,7 @@ class Client:
             ) as response:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
-            raise ApiError("unreachable", 0, f"No answer from {self.url}: {error}.") from error
+            raise ApiError("unreachable", 0, f"No answer from {self.url}: {_why(error)}.") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise ApiError("stream_broken", 0, f"The connection to {self.url} broke: {reason}.") from error
@@ -351,6 +352,13 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
                 yield line
     if parser.unfinished:
         raise ApiError("stream_broken", 200, "The server ended the stream in the middle of a line.")
+
+
+def _why(error: Exception) -> str:
+    """The system's word where there is one, without what aiohttp says around it."""
+    cause = getattr(error, "os_error", error)
+    number = getattr(cause, "errno", None) or 0
+    return os.strerror(number) if number > 0 else str(cause)
 
 
 def _refusal(status: int, content: bytes) -> ApiError:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,10 +169,14 @@ def _isolation(settings: Settings) -> Finding:
         found = decided(settings, probe_now())
     except RunnerError as error:
         return Finding("isolation", False, error.message, "choose another [local] isolation or network")
-    limits = ", ".join(f"{name} {bound['limit']:g} by {bound['by']}" for name, bound in found.limits.view().items())
+    limits = ", ".join(f"{name} {_bound(**bound)}" for name, bound in found.limits.view().items())
     detail = f"{found.level}, network {found.network}, {limits}{f' ({found.why})' if found.why else ''}"
     fix = None if shutil.which("bwrap") else "apt-get install bubblewrap"
     return Finding("isolation", found.level == "cell", detail, fix, needed=False)
+
+
+def _bound(limit: float, by: str) -> str:
+    return f"{limit} by {by}" if by != "off" else f"{limit} but off" if limit else "off"
 
 
 def _keys(settings: Settings, directory: Path) -> Finding:
@@ -223,6 +228,7 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
     from runner.assembly.isolating import isolation_of
     from runner.clock import SystemClock
     from runner.ids import Ids
+    from runner.sandbox.egress import variables
     from runner.sandbox.local import LocalProvider
     from runner.sandbox.port import Provider
     from runner.sandbox.selfcheck import check
@@ -230,9 +236,11 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
     async def checked(directory: Path) -> list[Finding]:
         store_id, replica_id, clock = Ids().mint("store"), Ids().mint("rep"), SystemClock()
         provider: Provider
+        added: Collection[str] = ()
         if name == "local":
             bounds = await isolation_of(settings)
             provider = LocalProvider(directory, store_id, replica_id, clock=clock, bounds=bounds)
+            added = variables() if bounds.network == "proxy" else ()
         else:
             offered = sandboxes.daytona(settings, directory, store_id, replica_id, clock)
             if not offered:
@@ -242,7 +250,8 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
             if not condition.available:
                 return [Finding("sandbox daytona", False, condition.reason or "", condition.install_command)]
         try:
-            return [Finding(f"sandbox {name}: {item.name}", item.ok, item.detail) for item in await check(provider)]
+            found = await check(provider, added)
+            return [Finding(f"sandbox {name}: {item.name}", item.ok, item.detail) for item in found]
         finally:
             await provider.close()
 

@@ -17,6 +17,7 @@ USAGE: Final = 2
 BUSY: Final = 3
 PAUSED: Final = 4
 INTERRUPTED: Final = 130
+_WIDE: Final = 10_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 StateDir = Annotated[
@@ -49,7 +50,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table on stdout; empty cells for None."""
+    """A table on stdout; empty cells for None. Cells are folded at a terminal only: a pipe gets whole ones."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -60,7 +61,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for row in rows:
         table.add_row(*(Text("" if cell is None else plain(str(cell))) for cell in row))
     if rows:
-        Console(file=sys.stdout, soft_wrap=False).print(table)
+        Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE).print(table)
     else:
         say(f"no {title}")
 

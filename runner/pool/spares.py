@@ -140,7 +140,7 @@ class Spares(Generic[L]):
         except Exception as error:
             self._pool.starting.pop(seat.seat_id, None)
             if self._kept(spare_id):
-                self._failed(seat, error)
+                self._failed(seat, kind, error)
             return
         if not self._pool.book.holds(seat):
             live.leave()
@@ -154,12 +154,15 @@ class Spares(Generic[L]):
         live.watch_spare(lambda: self._pool.agent_exited(live))
         self.stir()
 
-    def _failed(self, seat: Seat, error: Exception) -> None:
+    def _failed(self, seat: Seat, kind: Kind, error: Exception) -> None:
         code = error.code if isinstance(error, RunnerError) else "internal"
         text = error.message if isinstance(error, RunnerError) else repr(error)
-        log.warning("a spare could not be started, and is tried again later: %s", text)
         self._pool.discard(seat, code)
         self._removed(seat, code)
+        if code == "harness_auth_required":
+            self._shelf.given_up(kind)
+        again = "is tried again later" if kind in self._shelf.kinds else "is not tried again before a turn needs one"
+        log.warning("a spare of %s could not be started, and %s: %s", kind.harness, again, text)
 
     def _retire(self, spare_id: str, verdict: str) -> None:
         seat = self._seats[spare_id]

@@ -129,6 +129,12 @@ class Shelf:
             first, most = BACKOFF_SECONDS
             wanted.not_before = now + min(most, first * 2.0 ** min(wanted.failures - 1, 16))
 
+    def given_up(self, kind: Kind) -> None:
+        """It lacks what only a dispatch can bring: it is kept when the next turn uses it, unless it always is."""
+        wanted = self.kinds.get(kind)
+        if wanted is not None and wanted.used_at < math.inf:
+            del self.kinds[kind]
+
     def gone(self, spare_id: str) -> None:
         """Nothing is left of it."""
         self._in(spare_id, SpareState.RETIRING)

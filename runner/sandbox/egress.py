@@ -50,6 +50,15 @@ class Bounds:
 BOUNDS: Final = Bounds()
 
 
+def variables(port: int = PROXY_PORT) -> dict[str, str]:
+    """What tells programs of a proxy on this port of theirs. Their own loopback they reach without it."""
+    url, loopback = f"http://{_LOOPBACK}:{port}", "localhost,127.0.0.1,::1"
+    found = {"NODE_USE_ENV_PROXY": "1"}
+    for name, value in (("HTTP_PROXY", url), ("HTTPS_PROXY", url), ("ALL_PROXY", url), ("NO_PROXY", loopback)):
+        found |= {name: value, name.lower(): value}
+    return found
+
+
 class Refused(Exception):
     """The proxy's own answer."""
 
@@ -92,12 +101,8 @@ class Egress:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells programs of the proxy. Their own loopback they reach without it."""
-        url, loopback = f"http://{_LOOPBACK}:{self.ports[0]}", "localhost,127.0.0.1,::1"
-        found = {"NODE_USE_ENV_PROXY": "1"}
-        for name, value in (("HTTP_PROXY", url), ("HTTPS_PROXY", url), ("ALL_PROXY", url), ("NO_PROXY", loopback)):
-            found |= {name: value, name.lower(): value}
-        return found
+        """What tells programs of the proxy."""
+        return variables(self.ports[0])
 
     async def open(self, control: ControlChannel) -> str:
         """Let the init listen inside, and accept on its sockets; before the agent, whose first connection finds it.

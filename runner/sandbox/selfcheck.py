@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -79,9 +79,10 @@ class _Probe:
 class _Run:
     """One self-check under way; each step adds its checks."""
 
-    def __init__(self, provider: Provider) -> None:
+    def __init__(self, provider: Provider, added: Collection[str]) -> None:
         self.provider = provider
         self.local = provider.name == "local"
+        self.allowed = (ALLOWED if self.local else ALLOWED - {MARKER} | OF_SERVICE) | {*added}
         self.session = f"check-{secrets.token_hex(6)}"
         self.checks: list[Check] = []
         self._marker = ""
@@ -135,8 +136,8 @@ class _Run:
         environ = seen["environ"]
         self._marker = environ.get(MARKER, "")
         names = set(seen["names"] or environ)
-        allowed = ALLOWED if self.local else ALLOWED - {MARKER} | OF_SERVICE
-        self.add("the agent's environment is the allow-list", names == allowed, sorted(names ^ allowed) or "exact")
+        other = sorted(names ^ self.allowed)
+        self.add("the agent's environment is the allow-list", not other, other or "exact")
         parent = set(seen["parent_names"] or ())
         beyond = sorted(parent - OF_INIT if self.local else parent - OF_INIT - OF_SERVICE)
         self.add("its parent's environment holds nothing else", not beyond, beyond or "exact")
@@ -216,14 +217,18 @@ class _Run:
             self.add("workspace and home can be removed", not left, left or "removed")
 
 
-async def check(provider: Provider) -> list[Check]:
+async def check(provider: Provider, added: Collection[str] = ()) -> list[Check]:
     """Run every check against a provider; takes about a second on this machine.
+
+    Args:
+        provider: what is checked.
+        added: names of variables that its settings give every agent.
 
     Returns:
         What was checked, in order. A step that could not be carried out is a failed check with its reason; later
         steps that need no sandbox still run. Nothing is left behind unless a check says so.
     """
-    run = _Run(provider)
+    run = _Run(provider, added)
     for name, step in (("refusals", run.refusals), ("inside", run.inside), ("clean-up", run.cleaned)):
         try:
             await step()

@@ -24,6 +24,7 @@ LOOK_SECONDS: Final = 2.0
 """How often a home with a refresh token is looked at: what a crash can cost is a login that was refreshed since."""
 DISK_SECONDS: Final = 10.0
 PROVIDER: Final = "local"
+NO_KEY: Final = "has no key and no login here"
 T = TypeVar("T")
 log = logging.getLogger("runner.session")
 
@@ -131,7 +132,7 @@ class Logins:
         ways = [f"send the secret {' or '.join(spec.key_vars)}"] if spec.key_vars else []
         if project in self._projects and provider == PROVIDER and login.form is not None:
             ways.append(f"log in on the runner's machine: acp-runner harness login {spec.name}")
-        text = f"{spec.title} has no key and no login here; {', or '.join(ways) or 'no login serves this session'}."
+        text = f"{spec.title} {NO_KEY}; {', or '.join(ways) or 'no login serves this session'}."
         raise RunnerError("harness_auth_required", text)
 
     def _holder(self, shelf: Shelf) -> str | None:

@@ -25,7 +25,7 @@ from runner.sandbox.port import Provider, Sandbox, SandboxSpec
 from runner.session.effective import Effective
 from runner.session.keys import KeyBook
 from runner.session.live_settings import set_mode, take_modes
-from runner.session.logins import Logins
+from runner.session.logins import NO_KEY, Logins
 from runner.session.opening import Opened, ResumeStuck, open_agent_session
 from runner.session.port import Caller
 from runner.tasks import shielded
@@ -124,7 +124,7 @@ class Provisioner:
     def with_help(self, harness: str, error: RunnerError) -> RunnerError:
         """An agent's word that it needs a login, with how its harness gets one; any other error as it is."""
         login = self.catalogue.get(harness).login if error.code == "harness_auth_required" else None
-        if login is None or login.instructions in error.message:
+        if login is None or login.instructions in error.message or NO_KEY in error.message:
             return error
         return RunnerError(error.code, f"{error.message.rstrip('. ')}. {login.instructions}")
 

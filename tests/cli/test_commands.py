@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runner.cli import locate, questions
+from runner.cli.terminal import print_table
 from runner.errors import RunnerError
 from tests.cli.conftest import Invoke, Served
 from tests.postgres_server import PostgresServer
@@ -363,6 +364,25 @@ def test_doctor_looks_at_the_record_stream(bare: Invoke, tmp_path: Path, redis_s
         redis_server.restart()
     redis_server.kill()
     assert found()[0] is False
+
+
+def test_doctor_proves_a_sandbox_with_a_proxy(bare: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACP_RUNNER_LOCAL__NETWORK", "proxy")
+    ran = bare("doctor", "--sandbox", "local")
+    assert ran.exit_code == 0, ran.output
+    assert "FAILED" not in ran.stdout
+
+
+def test_doctor_says_how_limits_are_kept(bare: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACP_RUNNER_LOCAL__PIDS", "0")
+    assert "memory_bytes off, pids off, cpus off" in bare("doctor").stdout
+    monkeypatch.setenv("ACP_RUNNER_LOCAL__MEMORY_BYTES", "2147483648")
+    assert "memory_bytes 2147483648 by " in bare("doctor").stdout
+
+
+def test_a_table_in_a_pipe_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("things", ["a", "b"], [["x" * 90, "y" * 90]])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["x" * 90, "y" * 90]
 
 
 def test_doctor_proves_the_sandbox(bare: Invoke) -> None:

@@ -195,7 +195,7 @@ async def test_without_key_and_login_a_turn_says_which_command_helps(serve: Serv
     async with server.client() as client:
         result = await say(client, "one", "hello")
         assert (result["outcome"], result["error"]["code"]) == ("failed", "harness_auth_required")
-        assert "acp-runner harness login mine" in result["error"]["message"]
+        assert result["error"]["message"].count("acp-runner harness login mine") == 1
         told = {item["name"]: item["logged_in"] for item in (await client.health())["harnesses"]}
         assert (told["mine"], told["codex"], told["demo"]) == (False, False, None)
 
@@ -206,6 +206,7 @@ async def test_only_named_projects_get_the_logins_of_the_machine_case_j5(serve: 
     async with server.client() as client:
         result = await say(client, "one", "hello")
     assert result["error"]["code"] == "harness_auth_required"
+    assert "acp-runner harness login" not in result["error"]["message"]
     assert not (home(server, "one") / FILE).exists()
 
 

@@ -138,6 +138,20 @@ def test_a_start_that_fails_is_tried_again_later_and_later():
     assert shelf.kinds[DEMO].failures == 0
 
 
+def test_a_kind_that_lacks_what_a_dispatch_brings_is_given_up_until_it_is_used_again():
+    shelf = shelf_with("a")
+    shelf.given_up(DEMO)
+    assert shelf.due(1.0, 1, prints) == [Retire("a", "unused")]
+    assert shelf.due(100.0, 1, prints) == []
+    shelf.given_up(DEMO)
+    shelf.used(DEMO, 200.0)
+    assert shelf.due(201.0, 1, prints) == [Begin(DEMO)]
+    always = Shelf(1, 100.0)
+    always.used(DEMO, 0.0, always=True)
+    always.given_up(DEMO)
+    assert always.due(1.0, 1, prints) == [Begin(DEMO)]
+
+
 def test_one_whose_seat_was_needed_is_no_failure():
     shelf = shelf_with("a")
     shelf.lost("a", 1.0, failed=False)

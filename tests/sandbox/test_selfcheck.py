@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.clock import SystemClock
+from runner.sandbox.egress import variables
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.local_sandbox import LocalSandbox
 from runner.sandbox.memory import MemoryProvider
@@ -40,6 +41,15 @@ async def test_isolated_cells_keep_more_promises(tmp_path: Path, store_id: str, 
     assert [item for item in checks if not item.ok] == []
     assert "a neighbour's and the runner's files and environment are out of reach" in {item.name for item in checks}
     assert bed.carriers(store_id) == {}
+
+
+async def test_the_variables_of_the_proxy_are_no_leak(tmp_path: Path, store_id: str) -> None:
+    provider = bed.local(tmp_path / "state", store_id, level="cell", network="proxy")
+    try:
+        assert [item for item in await check(provider, variables()) if not item.ok] == []
+        assert await failed(provider) == {"the agent's environment is the allow-list"}
+    finally:
+        await provider.close()
 
 
 async def test_walls_that_do_not_hold_fail_it(provider: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,7 @@ async def test_without_a_server(unused_tcp_port: int) -> None:
         with pytest.raises(ApiError) as caught:
             await client.health()
     assert caught.value.code == "unreachable"
+    assert str(caught.value) == f"No answer from http://127.0.0.1:{unused_tcp_port}: Connection refused."
     assert caught.value.retryable
 
 

@@ -347,6 +347,18 @@ async def test_a_start_that_fails_is_left_alone_for_longer_and_longer() -> None:
     await closed(bed)
 
 
+async def test_what_no_spare_can_have_is_not_tried_again_until_a_turn_needs_it() -> None:
+    """Without a key that only a dispatch brings each start would fail, and say so in the log."""
+    bed = await Bed.make(settings={"pool": {"spares": 1}})
+    bed.provider.start_error = RunnerError("harness_auth_required", "no key")
+    for count in (1, 2):
+        handle = await bed.dispatch(f"s{count}", keep_on_disconnect=True)
+        assert (await handle.result())["error"]["code"] == "harness_auth_required"
+        await asyncio.sleep(LATELY_SECONDS / 2)
+        assert bed.replica.services.metrics.numbers()[COUNTED] == {("failed",): count}
+    await closed(bed)
+
+
 async def test_a_spare_gets_old_and_is_replaced(spared: Bed) -> None:
     (old,) = shown(spared)
     await asyncio.sleep(1800 + SETTLED)
