@@ -138,7 +138,7 @@ class Reaper:
         self._provider = provider
         self._store = store
         self._clock = clock
-        self._elsewhere = elsewhere
+        self._elsewhere, provider.elsewhere = elsewhere, self._owned
         self._next = 0.0
 
     async def sweep(self) -> None:

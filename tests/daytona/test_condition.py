@@ -12,7 +12,8 @@ from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
 from runner.sandbox.daytona.provider import DaytonaProvider
-from runner.sandbox.daytona.service import INSTALL
+from runner.sandbox.daytona.service import INSTALL, DaytonaService
+from runner.sandbox.daytona.terms import Terms
 from runner.sandbox.port import Condition
 from tests.daytona_emulator.fixture import EmulatorProcess
 from tests.sandbox import bed
@@ -65,4 +66,20 @@ async def test_an_account_that_is_suspended(daytona_emulator: EmulatorProcess) -
     daytona_emulator.scenario("suspended", reason="Payment method required")
     with pytest.raises(RunnerError, match="suspended"):
         await made.start(spec())
+    await made.close()
+
+
+@pytest.mark.parametrize("error", [RunnerError("invalid_request", "its package is broken"), ValueError("a bad url")])
+async def test_a_client_that_cannot_be_made_holds_nothing(error: Exception) -> None:
+    """Told by each start anew; none is taken for a sandbox that is still being put to sleep."""
+
+    async def opened() -> DaytonaService:
+        raise error
+
+    made = DaytonaProvider(opened, Terms(capacity=1), "store_1", "rep_1", clock=SystemClock())
+    for seat in ("seat_1", "seat_2"):
+        with pytest.raises(type(error), match=str(error)):
+            await made.start(spec(seat_id=seat, seconds=2.0))
+        assert (made.live, made.condition().running) == ((), 0)
+        assert str(error) in (made.condition().reason or "")
     await made.close()

@@ -254,3 +254,48 @@ async def test_a_copy_that_is_too_large_or_has_no_room_is_none(
     await other.destroy(0.0)
     assert await made.copy_workspace(("default", "nobody"), ("default", "fork")) == "none"
     await made.close()
+
+
+async def test_a_file_of_what_is_being_deleted_makes_no_sandbox(
+    daytona: DaytonaProvider, daytona_emulator: EmulatorProcess, brief: None
+) -> None:
+    """A read that came while its session was deleted: the sandbox was still there at its look."""
+    await slept(daytona, daytona_emulator)
+    daytona_emulator.scenario("slow", match="^DELETE /api/sandbox", seconds=1.0)
+    removing = asyncio.create_task(daytona.remove("default", "ses_1"))
+    await bed.until(lambda: daytona.disks() == ())
+    assert await code_of(files(daytona).read("a", MOST)) == "not_found"
+    await removing
+    await bed.until(lambda: daytona._held == {})
+    assert (states(daytona_emulator), daytona.disks()) == ({}, ())
+
+
+async def test_a_writer_beside_that_reader_makes_one(
+    daytona: DaytonaProvider, daytona_emulator: EmulatorProcess, brief: None
+) -> None:
+    await slept(daytona, daytona_emulator)
+    daytona_emulator.scenario("slow", match="^DELETE /api/sandbox", seconds=1.0)
+    removing = asyncio.create_task(daytona.remove("default", "ses_1"))
+    reading = asyncio.create_task(code_of(files(daytona).read("a", MOST)))
+    await bed.until(lambda: daytona._held)
+    written = await files(daytona).write("b", b"2")
+    assert (await reading, written.created) == ("not_found", True)
+    await removing
+    assert (await files(daytona).read("b", MOST)).data == b"2"
+
+
+async def test_a_disk_that_is_used_at_the_end_of_its_window_stays(
+    daytona: DaytonaProvider, daytona_emulator: EmulatorProcess
+) -> None:
+    """The look at what may go takes a while, and a turn comes meanwhile (case C3)."""
+    made = provider(daytona_emulator, disk_seconds=20.0)
+    await slept(made, daytona_emulator)
+    daytona_emulator.scenario("slow", match="^GET /api/sandbox/acp-", seconds=1.0)
+    name = made.sandbox_name("default", "ses_1")
+    made._disks.drop(name)
+    made._expire(name)
+    await asyncio.sleep(0.2)
+    sandbox = await made.start(spec(seat_id="seat_2"))
+    assert sandbox.woken
+    assert (await files(made).read("a", MOST)).data == b"1"
+    await made.close()

@@ -95,5 +95,6 @@ class Leaving:
                 log.info("disk %s was not looked at: %s", name, failed)
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            return found is not None and disk_over(found.state, found.silent_seconds, disk_seconds)
+            over = found is not None and disk_over(found.state, found.silent_seconds, disk_seconds)
+            return over and not self._held(name)
         return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runner.clock import Clock
-from runner.errors import RunnerError
+from runner.errors import RunnerError, owned_elsewhere
 from runner.rules.daytona import RETRY_SECONDS, Want, judge, next_step, start_code
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, Plan
 
@@ -20,12 +20,22 @@ WAIT_MAX_SECONDS: Final = 4.0
 log = logging.getLogger("runner.sandbox.daytona")
 
 
+async def nowhere(*whose: object) -> bool:
+    """Of sandboxes that no other runner can have."""
+    return False
+
+
+class Vanished(Exception):
+    """There is no sandbox of this name."""
+
+
 @dataclass(slots=True)
 class Way:
     """What happened on the way up.
 
     Attributes:
         any_recipe: a disk is taken whatever it is made of: its files are wanted, not its programs.
+        make: one is made where there is none.
         created: a new one was asked for, so there is no disk of before.
         woken: a sleeping disk was started.
         recovered, activated: the repair was tried; the snapshot was made usable.
@@ -33,6 +43,7 @@ class Way:
     """
 
     any_recipe: bool = False
+    make: bool = True
     created: bool = False
     woken: bool = False
     recovered: bool = False
@@ -52,15 +63,22 @@ class Lifecycle:
         service: the vendor.
         clock: of the deadlines.
         counts, failures: of the provider.
+        elsewhere: whether another runner that lives has its session: then it is that one's to stop and to use.
     """
 
     def __init__(
-        self, service: DaytonaService, clock: Clock, counts: Counter[str], failures: Counter[tuple[str, str]]
+        self,
+        service: DaytonaService,
+        clock: Clock,
+        counts: Counter[str],
+        failures: Counter[tuple[str, str]],
+        elsewhere: Callable[[Found], Awaitable[bool]] = nowhere,
     ) -> None:
         self._service = service
         self._clock = clock
         self._counts = counts
         self._failures = failures
+        self._elsewhere = elsewhere
 
     async def bring_up(self, plan: Plan, deadline: float, way: Way) -> Found:
         """A started sandbox of this name: created, woken, repaired or replaced; one that runs is stopped before.
@@ -71,18 +89,23 @@ class Lifecycle:
             way: filled while it goes, for the caller must know it also when this fails or is cancelled.
 
         Raises:
-            RunnerError: ``provider_at_capacity``, ``sandbox_start_failed``.
+            Vanished: there is none (any more), and ``way`` says that none is to be made.
+            RunnerError: ``provider_at_capacity``, ``sandbox_start_failed``, ``owned_elsewhere``.
         """
 
         async def step(found: Found | None) -> Found | None:
             left = max(1.0, deadline - self._clock.monotonic())
             if found is None:
+                if not way.make:
+                    raise Vanished
                 way.created = True
                 return await self._service.create(plan, left)
             state, desired = found.state, found.desired
             todo = next_step("run", state, desired=desired, recoverable=found.recoverable, recovered=way.recovered)
             if todo in ("use", "start", "recover") and not way.any_recipe:
                 _refuse_another_recipe(plan, found)
+            if todo == "use" and await self._elsewhere(found):
+                raise owned_elsewhere("Another replica has the session's sandbox. Try again.")
             match todo:
                 case "use" if way.ours:
                     return found
@@ -143,7 +166,8 @@ class Lifecycle:
         """Put it to sleep or away.
 
         Returns:
-            What is known of it: ``stopped``, ``deleted``; None when that was refused, or not reached by ``deadline``.
+            What is known of it: ``stopped``, ``deleted``, ``elsewhere``: another runner has it by now; None when that
+            was refused, or not reached by ``deadline``.
         """
         waits = 0
         while True:
@@ -155,6 +179,8 @@ class Lifecycle:
                 match next_step(want, found.state, desired=found.desired):
                     case "done":
                         return "deleted" if found.state in ("destroyed", "destroying") else "stopped"
+                    case "stop" | "delete" if want == "sleep" and await self._elsewhere(found):
+                        return "elsewhere"
                     case "stop":
                         await self._service.stop(found.id, max(1.0, deadline - self._clock.monotonic()))
                         continue

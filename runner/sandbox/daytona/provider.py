@@ -19,10 +19,10 @@ from runner.sandbox.daytona.copying import copy_workspace
 from runner.sandbox.daytona.disks import Disks
 from runner.sandbox.daytona.files import DaytonaFiles
 from runner.sandbox.daytona.leaving import Leaving
-from runner.sandbox.daytona.lifecycle import Lifecycle, Way
+from runner.sandbox.daytona.lifecycle import Lifecycle, Way, nowhere
 from runner.sandbox.daytona.reaping import Asks, Reaped, look
-from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
-from runner.sandbox.daytona.terms import Terms, plan_of
+from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, quiet
+from runner.sandbox.daytona.terms import PROJECT_LABEL, SESSION_LABEL, Terms, plan_of
 from runner.sandbox.daytona.vault import Vault
 from runner.sandbox.daytona.visits import Ground, Visits
 from runner.sandbox.port import Condition, Copied, Disk, Gone, Paths, SandboxSpec
@@ -54,6 +54,7 @@ class DaytonaProvider:
         counts: what became of sandboxes how often.
         failures: calls that failed, and what was done, how often.
         stuck: deletions that hang at the service, as the reaper saw last.
+        elsewhere: tells whether another runner that lives has a session (project, session).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class DaytonaProvider:
         self.counts: Counter[str] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.stuck = 0
+        self.elsewhere: Asks = nowhere
         self._install_command = install_command
         self._open, self._terms, self._clock = open_service, terms, clock
         self._store_id, self._replica_id = store_id, replica_id
@@ -144,7 +146,7 @@ class DaytonaProvider:
         """The client; whoever comes first opens it for all.
 
         Raises:
-            RunnerError: ``invalid_request``: the package is missing.
+            RunnerError: ``invalid_request``: the package is missing; ``sandbox_start_failed``: there is no client.
         """
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = self._tasks.spawn("open", self._opened())
@@ -153,6 +155,12 @@ class DaytonaProvider:
 
     async def _opened(self) -> DaytonaService:
         return await self._open()
+
+    def _lifecycle(self, service: DaytonaService) -> Lifecycle:
+        return Lifecycle(service, self._clock, self.counts, self.failures, self._is_elsewhere)
+
+    async def _is_elsewhere(self, found: Found) -> bool:
+        return await self.elsewhere(found.labels.get(PROJECT_LABEL, ""), found.labels.get(SESSION_LABEL, ""))
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -210,7 +218,7 @@ class DaytonaProvider:
     async def _started(self, spec: SandboxSpec, name: str, way: Way) -> RemoteSandbox:
         service = await self.service()
         deadline = spec.deadline or self._clock.monotonic() + LATE_SECONDS
-        lifecycle, terms = Lifecycle(service, self._clock, self.counts, self.failures), self._terms
+        lifecycle, terms = self._lifecycle(service), self._terms
         await self._leaving.wait(name, max(0.0, deadline - self._clock.monotonic()))
         spec, stored = await self._vault(service).hide(spec, name)
         await self._vault(service).attach(lifecycle, name, stored, deadline)
@@ -250,21 +258,21 @@ class DaytonaProvider:
             work.cancel()
             await asyncio.wait({work})
         self.counts["undone"] += 1
-        sandbox = work.result() if not work.cancelled() and work.exception() is None else None
-        if isinstance(sandbox, RemoteSandbox):
-            if way.created:
-                await self._down(name, away=True)
-            await sandbox.destroy(0.0)
+        known, sandbox = None, work.result() if not work.cancelled() and work.exception() is None else None
+        try:
+            away = way.created and not await self.elsewhere(spec.project, spec.session_id)
+            if isinstance(sandbox, RemoteSandbox):
+                if away:
+                    await self._down(name, away=True)
+                await sandbox.destroy(0.0)
+                return
+            found = await quiet((await self.service()).get(name))
+            away = away and found is not None and late_creation(False, found.state) == "delete"
+            for _ in range(BOOTS):
+                known = known or await self._down(name, away=away)
+        finally:
             self._let_go(spec.seat_id, name)
-            return
-        service = await self.service()
-        found = await _quiet(service.get(name))
-        away = found is not None and way.created and late_creation(False, found.state) == "delete"
-        known = None
-        for _ in range(BOOTS):
-            known = known or await self._down(name, away=away)
-        self._let_go(spec.seat_id, name)
-        self._sleeps(spec, name, known)
+            self._sleeps(spec, name, known)
 
     def files(
         self, project: str, session_id: str, workspace_path: Path | None, recipe: str = "default"
@@ -275,12 +283,12 @@ class DaytonaProvider:
         name = self.sandbox_name(project, session_id)
         return DaytonaFiles(self._visits, spec, name, self._terms.python)
 
-    async def _up(self, spec: SandboxSpec, name: str, deadline: float) -> Found:
-        lifecycle = Lifecycle(await self.service(), self._clock, self.counts, self.failures)
+    async def _up(self, spec: SandboxSpec, name: str, deadline: float, make: bool) -> Found:
+        lifecycle = self._lifecycle(await self.service())
         await self._leaving.wait(name, max(0.0, deadline - self._clock.monotonic()))
         self._seen.add(name)
         plan = plan_of(self._terms, spec, name, {}, self._store_id, self._replica_id)
-        return await lifecycle.bring_up(plan, deadline, Way(any_recipe=True))
+        return await lifecycle.bring_up(plan, deadline, Way(any_recipe=True, make=make))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +307,7 @@ class DaytonaProvider:
             self._disks.keep(name, spec.project, spec.session_id, self._terms.disk_seconds)
 
     async def _down(self, name: str, *, away: bool) -> str | None:
-        lifecycle = Lifecycle(await self.service(), self._clock, self.counts, self.failures)
+        lifecycle = self._lifecycle(await self.service())
         known = await lifecycle.bring_down(name, "gone" if away else "sleep", self._clock.monotonic() + DOWN_SECONDS)
         if known is not None:
             self.counts[known] += 1
@@ -333,7 +341,7 @@ class DaytonaProvider:
     async def home_identity(self, project: str, session_id: str) -> str | None:
         """See ``port.Provider.home_identity``: the sandbox's id, for its disk is not another's."""
         service = await self.service()
-        found = await _quiet(service.get(self.sandbox_name(project, session_id)))
+        found = await quiet(service.get(self.sandbox_name(project, session_id)))
         return found.id if found is not None and found.state not in ("destroyed", "destroying") else None
 
     async def copy_workspace(self, source: Key, to: Key) -> Copied:
@@ -389,11 +397,3 @@ async def _waited(task: asyncio.Task[None]) -> None:
 
 async def _gathered(work: Iterable[Awaitable[object]]) -> None:
     await asyncio.gather(*work, return_exceptions=True)
-
-
-async def _quiet(look: Awaitable[Found | None]) -> Found | None:
-    try:
-        return await look
-    except CallFailed as failed:
-        log.info("a look at a sandbox failed: %s", failed)
-        return None

@@ -6,6 +6,7 @@ The SDK costs 85 MB and more than a second, so it is imported with the first ser
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 T = TypeVar("T")
+log = logging.getLogger("runner.sandbox.daytona")
 READ_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.05
 INSTALL: Final = "pip install 'acp-runner[daytona]'"
@@ -31,10 +33,13 @@ async def open_service(api_url: str, api_key: str, target: str) -> DaytonaServic
     """Import the SDK in a thread, for it takes more than a second, and make the client.
 
     Raises:
-        RunnerError: ``invalid_request``: the package is missing.
+        RunnerError: ``invalid_request``: the package is missing. ``sandbox_start_failed``: it makes no client of this.
     """
     await asyncio.to_thread(_load)
-    return DaytonaService(api_url, api_key, target)
+    try:
+        return DaytonaService(api_url, api_key, target)
+    except Exception as error:
+        raise RunnerError("sandbox_start_failed", f"There is no client of Daytona: {error}") from error
 
 
 def _load() -> ModuleType:
@@ -286,6 +291,15 @@ class DaytonaService:
             silent_seconds=_since(box.updated_at),
             reason=box.error_reason or "",
         )
+
+
+async def quiet(look: Awaitable[Found | None]) -> Found | None:
+    """What a look shows; None where it fails."""
+    try:
+        return await look
+    except CallFailed as failed:
+        log.info("a look at a sandbox failed: %s", failed)
+        return None
 
 
 def failure_of(error: Exception) -> Failure | None:

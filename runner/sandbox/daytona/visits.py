@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.rules.daytona import fits, judge
+from runner.rules.daytona import Failure, fits, judge
 from runner.sandbox.daytona.leaving import Down
+from runner.sandbox.daytona.lifecycle import Vanished
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
 from runner.sandbox.port import SandboxSpec
 from runner.sandbox.remote import RemoteSandbox
@@ -36,7 +37,7 @@ class Ground:
         held: name to who counts as having the sandbox: a seat, or a visit.
         live: seat to its running sandbox.
         capacity: how many may run; 0: any number.
-        up: brings the sandbox of a session (spec, name, deadline) up.
+        up: brings the sandbox of a session (spec, name, deadline) up; makes one only where it is told to.
         down: puts one to sleep; None when that was not seen.
         awake: told that a disk (name) is in use.
         asleep: told what became of a sandbox (spec, name, what is known) behind a visit.
@@ -46,7 +47,7 @@ class Ground:
     held: dict[str, str]
     live: Mapping[str, RemoteSandbox]
     capacity: int
-    up: Callable[[SandboxSpec, str, float], Awaitable[Found]]
+    up: Callable[[SandboxSpec, str, float, bool], Awaitable[Found]]
     down: Down
     awake: Callable[[str], None]
     asleep: Callable[[SandboxSpec, str, str | None], None]
@@ -64,11 +65,12 @@ class Visit:
     Attributes:
         closed: it is being ended or taken over, and takes no more users.
         stale: the sandbox is not what it was: this ends with the last user, and another look tells.
+        up: its result is None when there was none behind a look that had shown one.
     """
 
     spec: SandboxSpec
     name: str
-    up: asyncio.Task[Found | RunnerError]
+    up: asyncio.Task[Found | RunnerError | None]
     users: int = 0
     closed: bool = False
     stale: bool = False
@@ -91,7 +93,7 @@ class Visit:
     @property
     def failed(self) -> bool:
         """Whether the sandbox did not come up."""
-        return self.up.done() and (self.up.cancelled() or isinstance(self.up.result(), RunnerError))
+        return self.up.done() and (self.up.cancelled() or not isinstance(self.up.result(), Found))
 
 
 class Visits:
@@ -154,7 +156,7 @@ class Visits:
                 visit = known
             elif seat is None and (make or _there(await service.get(name))):
                 # Behind the look somebody else may have it.
-                visit = None if name in self._ground.held else self._begin(spec, name, deadline)
+                visit = None if name in self._ground.held else self._begin(spec, name, deadline, make)
             elif seat is None:
                 yield None
                 return
@@ -170,6 +172,9 @@ class Visits:
             up = await asyncio.shield(visit.up)
             if isinstance(up, RunnerError):
                 raise up
+            if up is None and make:
+                raise CallFailed("read", Failure(status=404, message="it was removed meanwhile"))
+            visit.stale = visit.stale or up is None
             yield up
         except CallFailed as failed:
             visit.stale = judge(failed.call, failed.failure).action not in ("retry", "fail")
@@ -177,7 +182,7 @@ class Visits:
         finally:
             self._leave(visit)
 
-    def _begin(self, spec: SandboxSpec, name: str, deadline: float) -> Visit:
+    def _begin(self, spec: SandboxSpec, name: str, deadline: float, make: bool) -> Visit:
         if self._shut:
             raise _later("the runner is shutting down")
         if not self._ground.room:
@@ -185,14 +190,16 @@ class Visits:
             raise RunnerError("runner_at_capacity", text, retry_after=5)
         self._ground.held[name] = f"files of {name}"
         self._ground.awake(name)
-        up = self._tasks.spawn(f"wake {name}", self._up(spec, name, deadline))
+        up = self._tasks.spawn(f"wake {name}", self._up(spec, name, deadline, make))
         visit = self._visits[name] = Visit(spec, name, up)
         return visit
 
-    async def _up(self, spec: SandboxSpec, name: str, deadline: float) -> Found | RunnerError:
+    async def _up(self, spec: SandboxSpec, name: str, deadline: float, make: bool) -> Found | RunnerError | None:
         """A failure is a value: whoever waits tells it, and it may be nobody."""
         try:
-            return await self._ground.up(spec, name, deadline)
+            return await self._ground.up(spec, name, deadline, make)
+        except Vanished:
+            return None
         except CallFailed as failed:
             return RunnerError(judge(failed.call, failed.failure).code, f"The sandbox could not be woken: {failed}")
         except RunnerError as error:
