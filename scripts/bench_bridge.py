@@ -17,7 +17,7 @@ from runner.acp.websocket import Address
 from runner.sandbox.bridge_files import bridge_files
 from runner.sandbox.port import Gone
 from runner.sandbox.remote import RemoteSandbox
-from scripts.bench_server import percentile
+from scripts.bench_server import percentile, since_ms
 
 SMALL: Final = 200
 MIB: Final = 1 << 20
@@ -65,10 +65,6 @@ class Counter:
         pass
 
 
-def _since(began: float) -> float:
-    return (time.perf_counter() - began) * 1000
-
-
 async def _bare() -> list[float]:
     """Milliseconds of a small echo through ``cat`` on pipes of our own."""
     pipe = asyncio.subprocess.PIPE
@@ -80,7 +76,7 @@ async def _bare() -> list[float]:
         began = time.perf_counter()
         process.stdin.write(line)
         await process.stdout.readexactly(SMALL)
-        times.append(_since(began))
+        times.append(since_ms(began))
     process.stdin.close()
     await process.wait()
     return times
@@ -92,7 +88,7 @@ async def _echo(place: RemoteSandbox, counter: Counter, size: int, rounds: int) 
         began = time.perf_counter()
         place.transport.send(line)
         await counter.all_of(size)
-        times.append(_since(began))
+        times.append(since_ms(began))
     return times
 
 

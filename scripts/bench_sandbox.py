@@ -16,7 +16,7 @@ from runner.rules.isolation import LEVELS, Choice, choose
 from runner.sandbox.isolation import Found, Isolation, probe_now
 from runner.sandbox.local import LocalProvider
 from runner.sandbox.port import Sandbox, SandboxSpec
-from scripts.bench_server import percentile
+from scripts.bench_server import percentile, since_ms
 
 ROUNDS: Final = 40
 LOOP: Final = (
@@ -50,16 +50,16 @@ class Bed:
         spec = SandboxSpec("bench", f"s{number}", f"seat{number}", agent, {})
         began = time.perf_counter()
         sandbox = await self._provider.start(spec)
-        self.starts.append(_since(began))
+        self.starts.append(since_ms(began))
         await sandbox.mark("turn").set(5)
         await self._loop(sandbox, "first")
         began = time.perf_counter()
         reaped = await sandbox.kill_turn("turn", 1)
-        self.kills.append(_since(began))
+        self.kills.append(since_ms(began))
         await self._loop(sandbox, "second")
         began = time.perf_counter()
         gone = await sandbox.destroy(0.0)
-        self.teardowns.append(_since(began))
+        self.teardowns.append(since_ms(began))
         if reaped.survivors or not gone.proven:
             raise SystemExit(f"survivors: {reaped.survivors}, {gone}")
 
@@ -70,17 +70,13 @@ class Bed:
         await self._provider.close()
 
 
-def _since(began: float) -> float:
-    return (time.perf_counter() - began) * 1000
-
-
 async def _bare() -> float:
     """A bare start of the init's interpreter: what any start costs; milliseconds."""
     init = str(resource_path("sandboxes", "inside", "init.py"))
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", init, stderr=asyncio.subprocess.PIPE)
     await process.communicate()
-    return _since(began)
+    return since_ms(began)
 
 
 async def _measure(found: Found) -> dict[str, float]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ class Server:
         """Drain it, if it runs."""
         self.process.terminate()
         self.process.wait(60)
+
+
+def since_ms(began: float) -> float:
+    """Milliseconds since a moment of ``time.perf_counter``."""
+    return (time.perf_counter() - began) * 1000
 
 
 def percentile(values: list[float], share: float) -> float:

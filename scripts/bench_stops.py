@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runner.client import Client
+from scripts.bench_server import since_ms
 from tests.e2e.server import Server, until
 from tests.e2e.talk import Talk
 from tests.harness_fixture import CACHE, REAL_HARNESSES, model_variables
@@ -43,7 +44,7 @@ async def _stop(talk: Talk, prompt: str, started: Path) -> float:
     began = time.perf_counter()
     await talk.client.cancel(talk.session)
     result = await turn.result()
-    taken = (time.perf_counter() - began) * 1000
+    taken = since_ms(began)
     if (result["outcome"], result["cancel_settled"]) != ("cancelled", True):
         raise SystemExit(f"a Stop did not settle: {result}")
     return taken

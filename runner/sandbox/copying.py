@@ -13,7 +13,8 @@ from errno import EEXIST, ENOTEMPTY
 from pathlib import Path
 from typing import Final
 
-from runner.sandbox.workspace import MAX_DEPTH, open_directory, open_existing
+from runner.rules.files import MAX_DEPTH
+from runner.sandbox.workspace import open_directory, open_existing
 
 COPY_ENTRIES: Final = 100_000
 COPY_BYTES: Final = 1024 * 1024 * 1024

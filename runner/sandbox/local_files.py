@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from runner.errors import RunnerError
-from runner.rules.files import (
-    ALWAYS,
-    Content,
-    Entry,
-    Listing,
-    Precondition,
-    Written,
-    etag_of,
-    file_names,
-    folder_names,
-    too_large,
-)
+from runner.rules.files import ALWAYS, Content, Listing, Precondition, Written, etag_of, file_names, folder_names
+from runner.sandbox.file_answers import Mismatch, error_of, listing_of
 from runner.sandbox.tree import Refused, Tree, changed, refusal
 from runner.sandbox.workspace import identities, open_directory, open_existing
 
@@ -107,10 +97,6 @@ class LocalFiles:
         return tuple(dict.fromkeys((str(self._workspace), os.path.realpath(self._workspace))))
 
 
-class Mismatch(Exception):
-    """The condition does not hold."""
-
-
 async def _done(work: Callable[[], T], path: str, most: int = 0) -> T:
     """``work`` in a thread, for a disk may be slow, and what went wrong in the port's words."""
     try:
@@ -125,25 +111,6 @@ async def _done(work: Callable[[], T], path: str, most: int = 0) -> T:
         if found is None:
             raise RunnerError("internal", f"The disk refused {path[:200]!r}: {error.strerror}.") from error
         raise error_of(found.code, str(found), path) from None
-
-
-def error_of(code: str, why: str, path: str, most: int = 0) -> RunnerError | Mismatch:
-    """What a tree refused, here or over there."""
-    if code == "mismatch":
-        return Mismatch()
-    if code == "too_large":
-        return too_large(path, most)
-    if code == "not_found":
-        return RunnerError(code, f"There is no {path[:200]!r} in the workspace.")
-    if code in ("forbidden", "invalid_request"):
-        return RunnerError(code, f"path: {path[:200]!r} was refused: {why}.", field="path")
-    return RunnerError("internal", f"The disk refused {path[:200]!r}: {why}.")
-
-
-def listing_of(entries: Sequence[Mapping[str, Any]], after: bytes | None) -> Listing:
-    """A page from what a tree told, here or over there."""
-    found = [Entry(item["name"], item["kind"], item["size"], item["modified_at"], item["target"]) for item in entries]
-    return Listing(found, after)
 
 
 def _foreign() -> frozenset[int]:

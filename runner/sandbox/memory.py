@@ -243,8 +243,6 @@ class MemoryProvider:
     Args:
         body: plays the agent of every sandbox; when it returns the agent exits 0, when it raises 1. May be replaced.
         clock: on the scale of ``SandboxSpec.deadline``.
-        name: what it passes for.
-        capacity: what it says it can hold.
 
     Attributes:
         faults: switches, effective at once for all its sandboxes.
@@ -252,14 +250,12 @@ class MemoryProvider:
         removed: ``(project, session_id)`` of every ``remove``.
     """
 
-    def __init__(self, body: AgentBody, *, clock: Clock, name: str = "memory", capacity: int | None = None) -> None:
+    def __init__(self, body: AgentBody, *, clock: Clock) -> None:
         self.body = body
         self.faults = Faults()
         self.started: list[MemorySandbox] = []
         self.removed: list[tuple[str, str]] = []
         self._clock = clock
-        self._name = name
-        self._capacity = capacity
         self._live: dict[str, MemorySandbox] = {}
         self._homes: dict[Key, str] = {}
         self._unclaimed: set[str] = set()
@@ -268,13 +264,13 @@ class MemoryProvider:
 
     @property
     def name(self) -> str:
-        """The name given."""
-        return self._name
+        """``memory``."""
+        return "memory"
 
     @property
     def capacity(self) -> int | None:
-        """The number given."""
-        return self._capacity
+        """No bound of its own."""
+        return None
 
     @property
     def isolation(self) -> str:

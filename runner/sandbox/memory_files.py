@@ -14,7 +14,7 @@ from runner.rules.files import (
     folder_names,
     too_large,
 )
-from runner.sandbox.local_files import error_of
+from runner.sandbox.file_answers import error_of
 
 ByNames = dict[tuple[str, ...], bytes]
 """Names of a path to the content of its file; folders are what its files need."""
@@ -30,10 +30,10 @@ class MemoryFiles:
         """See ``port.Files.read``."""
         names = file_names(path)
         if self._is_folder(names):
-            raise _error("invalid_request", "it is no regular file", path)
+            raise error_of("invalid_request", "it is no regular file", path)
         data = self._disk.get(names)
         if data is None:
-            raise _error("not_found", "", path)
+            raise error_of("not_found", "", path)
         if len(data) > most:
             raise too_large(path, most)
         return Content(data, etag_of(data), 0)
@@ -45,7 +45,7 @@ class MemoryFiles:
         if not condition.holds(None if there is None else etag_of(there)):
             return None
         if self._is_folder(names) or any(names[:n] in self._disk for n in range(1, len(names))):
-            raise _error("invalid_request", "a file and a folder of one name", path)
+            raise error_of("invalid_request", "a file and a folder of one name", path)
         self._disk[names] = data
         return Written(etag_of(data), len(data), there is None)
 
@@ -53,9 +53,9 @@ class MemoryFiles:
         """See ``port.Files.list``."""
         names = folder_names(path)
         if names in self._disk:
-            raise _error("invalid_request", "it is no folder", path)
+            raise error_of("invalid_request", "it is no folder", path)
         if names and not self._is_folder(names):
-            raise _error("not_found", "", path)
+            raise error_of("not_found", "", path)
         depth = len(names)
         found = {file[depth]: file for file in self._disk if file[:depth] == names}
         due = sorted(name.encode() for name in found if name.encode() > after)
@@ -69,7 +69,3 @@ class MemoryFiles:
 
     def _is_folder(self, names: tuple[str, ...]) -> bool:
         return any(file[: len(names)] == names and len(file) > len(names) for file in self._disk)
-
-
-def _error(code: str, why: str, path: str) -> Exception:
-    return error_of(code, why, path)

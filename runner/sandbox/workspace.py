@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import RunnerError
-from runner.rules.files import MAX_DEPTH as MAX_DEPTH
 from runner.rules.files import names_of
 from runner.sandbox.mounts import mounted_below
 
@@ -63,13 +62,13 @@ def _identity(facts: os.stat_result) -> Identity:
     return facts.st_dev, facts.st_ino
 
 
-def open_directory(base: Path, parts: Sequence[str], mode: int = 0o700) -> int:
+def open_directory(base: Path, parts: Sequence[str]) -> int:
     """Open ``base/parts…``, making what is missing; the caller closes the descriptor.
 
     Raises:
         OSError: a part is a symlink or no directory, or cannot be made.
     """
-    return _descend(base, parts, mode)
+    return _descend(base, parts, 0o700)
 
 
 def open_existing(base: Path, parts: Sequence[str]) -> int:

@@ -52,7 +52,6 @@ class Provisioner:
         state_dir: Path,
         clock: Clock,
         logins: Logins,
-        key: bytes | None = None,
         keys: KeyBook | None = None,
     ) -> None:
         self.catalogue = catalogue
@@ -63,7 +62,7 @@ class Provisioner:
         self._clock = clock
         self.logins = logins
         self._keys = keys
-        self._key = key if key is not None else os.urandom(32)
+        self._key = os.urandom(32)
 
     def check(self, effective: Effective, caller: Caller) -> None:
         """Refuse what can be known to fail before a turn is admitted.

@@ -63,18 +63,17 @@ class Build:
         self._pending_since: float | None = None
         self._how: How = "found"
 
-    async def ensure(self, seconds: float = BUILD_SECONDS, *, again: bool = False) -> How:
+    async def ensure(self, *, again: bool = False) -> How:
         """Have it usable: found, activated or built. A call that is cancelled leaves the build to the next one.
 
         Args:
-            seconds: how long all may take.
             again: delete one that is there first.
 
         Raises:
             RunnerError: ``sandbox_start_failed`` with the log's end, ``provider_at_capacity``; what is broken or stuck
                 was deleted.
         """
-        deadline = self._clock.monotonic() + seconds
+        deadline = self._clock.monotonic() + BUILD_SECONDS
         if again:
             await self._tried(self._service.images.delete(self._name))
         try:
@@ -82,7 +81,7 @@ class Build:
                 if await self._step(await self._look()):
                     return self._how
                 await self._pause()
-            raise self._failed(f"was not there after {seconds:g} s")
+            raise self._failed(f"was not there after {BUILD_SECONDS:g} s")
         finally:
             if self._work is not None:
                 self._work.cancel()

@@ -14,7 +14,7 @@ from runner.sandbox.daytona.lifecycle import RECIPE_LABEL
 from runner.sandbox.daytona.programs import Said, ask, discard, place
 from runner.sandbox.daytona.service import DaytonaService, Found
 from runner.sandbox.daytona.visits import Visits
-from runner.sandbox.local_files import Mismatch, error_of, listing_of
+from runner.sandbox.file_answers import Mismatch, error_of, listing_of
 from runner.sandbox.port import SandboxSpec
 
 T = TypeVar("T")
