@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.assembly.choices import SQLITE
-from runner.assembly.snapshot_recipe import content_of
+from runner.assembly.snapshot_image import content_of
 from runner.clock import Clock
 from runner.config import Settings
 from runner.errors import RunnerError

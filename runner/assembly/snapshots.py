@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.assembly.sandboxes import connect
-from runner.assembly.snapshot_recipe import Recipe, installs, members_of_image, recipe
+from runner.assembly.snapshot_image import Image, image, installs, members_of_image
 from runner.clock import Clock
 from runner.config import Settings
 from runner.harness.catalogue import Catalogue
@@ -29,7 +29,7 @@ class Checked:
     differences: list[str]
 
 
-def expected(made: Recipe, known: Catalogue, machine: Machine) -> Expected:
+def expected(made: Image, known: Catalogue, machine: Machine) -> Expected:
     """What a sandbox of ``machine`` must hold; reads all files of the harnesses that are installed here."""
     harnesses = {}
     for name, pinned in installs(known).items():
@@ -48,7 +48,7 @@ def expected(made: Recipe, known: Catalogue, machine: Machine) -> Expected:
 
 async def build(
     settings: Settings, known: Catalogue, clock: Clock, news: Callable[[str], None], *, again: bool = False
-) -> tuple[Recipe, How]:
+) -> tuple[Image, How]:
     """Have the snapshot of this installation at the service.
 
     Args:
@@ -59,9 +59,9 @@ async def build(
         again: delete one of this name first.
 
     Raises:
-        RunnerError: ``invalid_request``: Daytona is not set up here; else see ``recipe`` and ``Build.ensure``.
+        RunnerError: ``invalid_request``: Daytona is not set up here; else see ``image`` and ``Build.ensure``.
     """
-    made = recipe(settings.daytona.root, known)
+    made = image(settings.daytona.root, known)
     service = await connect(settings)()
     try:
         work = Build(service, clock, made.name, made.dockerfile, news)
@@ -83,7 +83,7 @@ async def check(settings: Settings, known: Catalogue, clock: Clock, name: str | 
         RunnerError: ``invalid_request``: Daytona is not set up here; ``sandbox_start_failed``.
     """
     given = settings.daytona
-    made = recipe(given.root, known)
+    made = image(given.root, known)
     name = made.name if name is None else name
     service = await connect(settings)()
     try:

@@ -63,7 +63,7 @@ class Expected:
     """What this installation would put into a snapshot.
 
     Attributes:
-        content: digest of the recipe with all that it carries.
+        content: digest of the image with all that it carries.
         bridge: digest of the bridge and the init.
         inside: digest of the programs for the inside, the demo agent among them.
         cpu: the processor that the agents' commands are made for, in npm's words.
@@ -108,7 +108,7 @@ def differences(expected: Expected, reported: Reported) -> list[str]:
         found += [f"{name}: {what}" for what in _harness(harness, there, reported.patches.get(name))]
     content = (told["record"] or {}).get("content")
     if content != expected.content and not found:
-        found.append("it was built by another recipe than this version's")
+        found.append("it was built from another image than this version's")
     return found
 
 

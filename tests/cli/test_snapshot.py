@@ -1,4 +1,4 @@
-"""``acp-runner snapshot`` against an emulator that runs the build of the real recipe, with the real pins."""
+"""``acp-runner snapshot`` against an emulator that runs the build of the real image, with the real pins."""
 
 from __future__ import annotations
 

@@ -76,11 +76,11 @@ def test_an_installed_wheel_finds_its_own_resources(installed: Path) -> None:
 
 def test_an_installed_wheel_makes_the_same_snapshot_and_has_the_same_patches(installed: Path) -> None:
     code = (
-        "import json; from pathlib import Path; from runner.assembly.snapshot_recipe import recipe;"
+        "import json; from pathlib import Path; from runner.assembly.snapshot_image import image;"
         "from runner.harness.catalogue import Catalogue; from runner.harness.patching import shipped;"
         "known = Catalogue.build({}, Path('state').absolute());"
         "facts = {name: [patch.facts() for patch in patches] for name, patches in shipped().items()};"
-        "print(json.dumps([recipe('/opt/acp-runner', known).name, facts]))"
+        "print(json.dumps([image('/opt/acp-runner', known).name, facts]))"
     )
     here = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True

@@ -95,8 +95,8 @@ def test_the_same_has_no_differences() -> None:
         (claude(files="other"), "files are others"),
         (replace(told(), patches={"claude": "other"}), "patches are others"),
         (replace(told(), patches={}), "patches are others"),
-        (told(record=None), "another recipe"),
-        (told(record={"content": "other"}), "another recipe"),
+        (told(record=None), "another image"),
+        (told(record={"content": "other"}), "another image"),
     ],
 )
 def test_each_difference_is_told_alone(reported: Reported, words: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.assembly import snapshots
-from runner.assembly.snapshot_recipe import MAX_BYTES, content_of, recipe
+from runner.assembly.snapshot_image import MAX_BYTES, content_of, image
 from runner.clock import SystemClock
 from runner.config import Settings
 from runner.errors import RunnerError
@@ -114,7 +114,7 @@ async def test_another_snapshot_than_this_installation_s_is_told(site: Site) -> 
     name, _ = await site.build()
     site.spec = toy()
     assert await site.check(name) == ["toy: its patches are others than here"]
-    assert recipe(str(site.root), site.known).name != name
+    assert image(str(site.root), site.known).name != name
 
 
 async def test_a_snapshot_without_agents(site: Site) -> None:
@@ -200,14 +200,14 @@ async def test_a_copy_is_made_of_the_recipe_of_what_it_copies(daytona_emulator: 
 @pytest.mark.parametrize("root", ["relative", "/a/../b", "/a b", "/a'b", "/"])
 def test_a_root_that_a_shell_would_read_otherwise_is_refused(root: str, tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="no plain absolute path"):
-        recipe(root, Catalogue([], tmp_path))
+        image(root, Catalogue([], tmp_path))
 
 
 def test_the_dockerfile_of_the_real_agents_fits_a_request(tmp_path: Path) -> None:
-    made = recipe(Settings().daytona.root, Catalogue.build({}, tmp_path))
+    made = image(Settings().daytona.root, Catalogue.build({}, tmp_path))
     assert len(json.dumps(made.dockerfile)) < MAX_BYTES
     assert max(map(len, made.dockerfile.splitlines())) < 65_535
-    assert made == recipe(Settings().daytona.root, Catalogue.build({}, tmp_path / "elsewhere"))
+    assert made == image(Settings().daytona.root, Catalogue.build({}, tmp_path / "elsewhere"))
     assert made.content == content_of(Settings().daytona.root, Catalogue.build({}, tmp_path))
-    assert made.name.startswith("acp-runner-") and made.name != recipe("/opt/x", Catalogue.build({}, tmp_path)).name
+    assert made.name.startswith("acp-runner-") and made.name != image("/opt/x", Catalogue.build({}, tmp_path)).name
     assert str(tmp_path) not in made.dockerfile

@@ -35,7 +35,7 @@ _ROOT: Final = re.compile(r"/[A-Za-z0-9._/-]*[A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Image:
     """A snapshot to build: its name, which names its content, and its Dockerfile."""
 
     name: str
@@ -43,7 +43,7 @@ class Recipe:
     dockerfile: str
 
 
-def recipe(root: str, known: Catalogue) -> Recipe:
+def image(root: str, known: Catalogue) -> Image:
     """The snapshot of this installation's harnesses below ``root``.
 
     Raises:
@@ -59,7 +59,7 @@ def recipe(root: str, known: Catalogue) -> Recipe:
     if len(dockerfile) > MAX_BYTES:
         text = f"The snapshot's Dockerfile has {len(dockerfile)} bytes; the service takes {MAX_BYTES}."
         raise RunnerError("too_large", text)
-    return Recipe(snapshot_name(digest), digest, dockerfile)
+    return Image(snapshot_name(digest), digest, dockerfile)
 
 
 def content_of(root: str, known: Catalogue) -> str:
