@@ -203,7 +203,7 @@ def landlock_paths(system: System, read: Iterable[str], write: Iterable[str]) ->
     merged = [link for link, _ in system.links]
     devices = [f"/dev/{name}" for name in _DEVICES]
     return {
-        "read": [*system.folders, *merged, *system.etc, "/etc/passwd", "/etc/group", *_PROC, "/dev", *read],
+        "read": [*system.folders, *merged, *system.etc, "/etc/passwd", "/etc/group", *_PROC, *read],
         "write": [*devices, *write],
     }
 

@@ -119,7 +119,7 @@ async def test_who_the_agent_is_inside(cells: LocalProvider) -> None:
     home = cells.paths("default", "of_seat_1", None).home
     expected = f"{os.geteuid() or 1000} agent {home}"
     assert await talk.say("echo $(id -u) $(whoami) $(getent passwd agent | cut -d: -f6)") == expected
-    assert await talk.say("grep CapEff /proc/self/status | tr -d '\\t'") == "CapEff:" + "0" * 16
+    assert await talk.say("grep CapEff /proc/$$/status | tr -d '\\t'") == "CapEff:" + "0" * 16
     assert await talk.say("touch /x 2>/dev/null && echo can || echo cannot") == "cannot"
     assert await talk.say("touch /usr/x 2>/dev/null && echo can || echo cannot") == "cannot"
 
@@ -211,6 +211,20 @@ async def test_given_files_do_not_touch_what_is_the_runners_case_k1(cells: Local
         assert "the runner's own" in refused.value.message
     assert not (tmp_path / "state" / "token").exists()
     assert (tmp_path / "acp-runner.toml").read_text() == "secret"
+
+
+async def test_root_under_landlock_has_no_right_and_no_device_but_its_own(tmp_path: Path, store_id: str) -> None:
+    """Case K1: whoever reads the disk, or makes a device that is it, reads the store."""
+    provider = bed.local(tmp_path / "state", store_id, level="landlock")
+    talk = await shell(provider)
+    assert await talk.say("grep CapEff /proc/$$/status") == "CapEff:\t0000000000000000"
+    assert await talk.say("grep CapPrm /proc/$$/status") == "CapPrm:\t0000000000000000"
+    for kind in ("b", "c"):
+        assert await talk.say(f"mknod disk {kind} 1 7 2>/dev/null && echo made || echo refused") == "refused"
+    assert await talk.say("ls /dev/shm 2>/dev/null && echo seen || echo hidden") == "hidden"
+    assert await talk.say("head -c 1 /dev/zero >/dev/null && echo read") == "read"
+    assert await talk.say("head -c 3 /dev/urandom | wc -c") == "3"
+    await provider.close()
 
 
 @pytest.mark.parametrize("level", ["none", "landlock", "cell"])
