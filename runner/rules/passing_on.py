@@ -36,7 +36,12 @@ NOT_ASKED: Final = HOP_BY_HOP | {
     "host",
     "via",
     "x-api-key",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-original-url",
     "x-real-ip",
+    "x-rewrite-url",
 }
 NOT_TOLD: Final = HOP_BY_HOP | {
     "alt-svc",
@@ -63,14 +68,14 @@ def place_of(target: str) -> tuple[str, str, str] | None:
     if not path.startswith("/") or _HIDDEN.search(path) or "\\" in path or not _PLAIN.fullmatch(target):
         return None
     _, name, *steps = path.split("/")
-    if (
-        not name
-        or any(step.lower().replace("%2e", ".") in (".", "..") for step in steps)
-        or "" in steps[:-1]
-        or "#" in target
-    ):
+    if not name or any(_bare(step) in (".", "..") for step in steps) or "" in steps[:-1] or "#" in target:
         return None
     return name, "".join(f"/{step}" for step in steps), query
+
+
+def _bare(step: str) -> str:
+    """As a server reads it that knows parameters of a step, which ``..;x`` has."""
+    return step.lower().replace("%2e", ".").replace("%3b", ";").partition(";")[0]
 
 
 def is_own_host(host: str) -> bool:

@@ -25,7 +25,7 @@ class LocalFiles:
 
     Args:
         state_dir: of the runner: nothing of it but the session's own workspace is shown, wherever a workspace lies.
-        workspace: absolute.
+        workspace: absolute, and real where it is not ``own``: what was judged is what is opened.
         own: the workspace is the session's own, below ``state_dir``, and made when something is written into it.
         secret: files that are not there either.
     """
@@ -85,8 +85,7 @@ class LocalFiles:
 
     def _open(self, make: bool) -> int:
         if not self._own:
-            real = Path(os.path.realpath(self._workspace))
-            return open_existing(Path("/"), real.parts[1:])
+            return open_existing(Path("/"), self._workspace.parts[1:])
         inner = self._workspace.relative_to(self._state_dir).parts
         if make:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -82,7 +82,7 @@ class SessionFiles:
             raise RunnerError("invalid_request", f"The provider {effective.provider} is not set up here.")
         path = Path(effective.workspace_path) if effective.workspace_path is not None else None
         if path is not None:
-            self._services.provisioner.check_path(path, caller)
+            path = self._services.provisioner.check_path(path, caller)
 
         def files() -> Files:
             if session.ended_at is not None:

@@ -97,14 +97,17 @@ class Provisioner:
         if effective.workspace_path is not None:
             self.check_path(Path(effective.workspace_path), caller)
 
-    def check_path(self, path: Path, caller: Caller) -> None:
-        """Refuse a directory of the host that the caller may not use, or that is none.
+    def check_path(self, path: Path, caller: Caller) -> Path:
+        """Refuse a directory of the host that the caller may not use, or that is none; its real path.
 
         Raises:
             RunnerError: ``forbidden``, ``invalid_request``.
         """
         if "operate" not in caller.scopes:
             raise RunnerError("forbidden", "workspace.path: needs the scope operate.", field="workspace.path")
+        return self._allowed(path)
+
+    def _allowed(self, path: Path) -> Path:
         real = path.resolve()
         if real.is_relative_to(self._state_dir.resolve()):
             text = f"workspace.path: {path} is the runner's own."
@@ -114,6 +117,7 @@ class Provisioner:
             raise RunnerError("forbidden", f"workspace.path: {path} is under no [local] root.", field="workspace.path")
         if not real.is_dir():
             raise RunnerError("invalid_request", f"workspace.path: {path} is no directory.", field="workspace.path")
+        return real
 
     def login_of(self, project: str, effective: Effective) -> str | None:
         """The identity of the login that a start takes; None where it takes none."""
@@ -247,6 +251,9 @@ class Provisioner:
         """What to start, and the values to mask in what its agent says."""
         project, session_id = place
         path = Path(effective.workspace_path) if effective.workspace_path is not None else None
+        if path is not None:
+            # It was when the dispatch came; a link on the way may lead elsewhere since.
+            self._allowed(path)
         places = self.providers[effective.provider].paths(project, session_id, path)
         given = {**effective.config.get("env", {}), **secrets, **leased.variables}
         harness = self.catalogue.get(effective.harness)

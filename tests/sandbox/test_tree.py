@@ -188,6 +188,20 @@ async def test_a_workspace_that_was_exchanged_for_a_link_is_none(tmp_path: Path)
     assert "x" not in os.listdir("/etc")
 
 
+async def test_a_workspace_of_the_host_that_was_exchanged_since_it_was_judged_is_none(tmp_path: Path) -> None:
+    checkout = tmp_path / "top" / "checkout"
+    checkout.mkdir(parents=True)
+    (checkout / "a").write_bytes(b"mine")
+    files = LocalFiles(tmp_path / "state", checkout, own=False)
+    assert (await files.read("a", 10)).data == b"mine"
+    (tmp_path / "top").rename(tmp_path / "moved")
+    (tmp_path / "top").symlink_to(tmp_path / "moved")
+    for work in (files.read("a", 10), files.write("a", b"x")):
+        with pytest.raises(RunnerError):
+            await work
+    assert (tmp_path / "moved" / "checkout" / "a").read_bytes() == b"mine"
+
+
 def test_it_is_one_program_of_the_standard_library_alone(tmp_path: Path) -> None:
     """As a remote sandbox runs it: isolated, one request, one line."""
     root = tmp_path / "workspace"

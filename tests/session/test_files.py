@@ -131,3 +131,23 @@ async def test_a_page_says_where_the_next_one_begins(bed: Bed) -> None:
         "items": [item],
         "next_cursor": None,
     }
+
+
+async def test_where_a_link_leads_is_judged_again_when_its_turn_comes(tmp_path: Path) -> None:
+    """A dispatch waits, and meanwhile a step of its ``workspace.path`` is exchanged for a link that leads elsewhere."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    (root / "checkout").mkdir(parents=True)
+    other.mkdir()
+    bed = await Bed.make(settings={"local": {"roots": [str(root)]}})
+    first = await bed.dispatch("s", keep_on_disconnect=True)
+    agent = await bed.agent()
+    await agent.prompt()
+    where = {"path": str(root / "checkout")}
+    waiting = await bed.dispatch("s", prompt="next", keep_on_disconnect=True, on_busy="queue", workspace=where)
+    (root / "checkout").rename(root / "moved")
+    (root / "checkout").symlink_to(other)
+    await agent.finish()
+    assert (await first.result())["ok"]
+    error = (await waiting.result())["error"]
+    assert (error["code"], "under no [local] root" in error["message"]) == ("forbidden", True)
+    await bed.close()
