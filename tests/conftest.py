@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.daytona_emulator.fixture import daytona_emulator, daytona_emulators
 from tests.harness_fixture import installed_harnesses, pytest_collection_modifyitems
@@ -26,6 +27,10 @@ __all__ = [
     "redis_process",
     "redis_server",
 ]
+
+# How long an example takes says what else the machine does.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def pytest_asyncio_loop_factories(

@@ -62,7 +62,7 @@ async def test_the_answer_right_behind_the_last_chunk_loses_nothing(bed: Bed, ch
     assert texts(items) == [str(n) for n in range(51)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["update", "ask"])), min_size=1, max_size=25),
     st.integers(1, 300),

@@ -28,7 +28,7 @@ streams = st.lists(
 caps = st.sampled_from(CAPS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(streams, caps, st.lists(st.integers(0, 20_000), max_size=20))
 def test_any_cut_gives_the_lines_of_the_model(data: bytes, cap: int, cuts: list[int]) -> None:
     splitter = Splitter(cap)

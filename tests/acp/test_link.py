@@ -138,7 +138,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(STEPS, max_size=60))
 def test_whatever_happens_each_end_gets_everything_once_in_order(steps: list[tuple[str, int, int]]) -> None:
     ends = connected(ring_bytes=4000, window_bytes=2000)

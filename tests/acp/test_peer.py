@@ -61,7 +61,7 @@ bad_lines = st.sampled_from([*NOISE.values(), b"", b"\r", b"   ", b"\xef\xbb\xbf
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(good_lines | bad_lines, max_size=12),
     st.lists(st.integers(0, 4000), max_size=12),

@@ -185,7 +185,7 @@ any_updates = st.builds(
 texts = st.builds(message, st.text(max_size=4), st.none() | st.sampled_from(["m1", "m2"]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(any_updates | texts, max_size=8))
 def test_nothing_raises_and_text_is_exact(batch: list[dict[str, Any]]) -> None:
     before = repr(batch)

@@ -121,7 +121,7 @@ class Twins:
         self.lease = after
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=1, max_size=25))
 def test_any_story_is_the_same_in_lua_and_in_the_rule(redis_server: RedisServer, steps: list[Step]):
     async def story() -> None:

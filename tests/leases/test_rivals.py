@@ -6,7 +6,7 @@ import asyncio
 from itertools import cycle
 from typing import Literal
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
@@ -166,7 +166,7 @@ DELAYS = st.sampled_from([0.01, 1.4, 2.0]).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(st.lists(STEPS, min_size=2, max_size=25), DELAYS)
 def test_at_no_instant_two_replicas_hold_a_session_and_calm_finds_all_agreed(
     steps: list[tuple[float, str, Word]], delays: list[float]

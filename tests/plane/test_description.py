@@ -47,7 +47,7 @@ def served() -> Iterator[str]:
 
 
 @api.parametrize()
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+@settings(max_examples=15, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 def test_a_plane_does_what_it_describes(case: schemathesis.Case, served: str) -> None:
     response = case.call(base_url=served, headers=auth("run-p"), timeout=10)
     case.validate_response(response, checks=CHECKS)

@@ -125,7 +125,7 @@ async def run(steps: list[tuple[str, Any]], path: Path) -> None:
     await store.close()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(STEPS)
 def test_outages_lost_answers_and_restarts_leave_no_trace(steps: list[tuple[str, Any]]):
     with TemporaryDirectory() as folder, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

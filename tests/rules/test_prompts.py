@@ -286,7 +286,7 @@ class World:
         assert prompts.paused or not (prompts.queue and prompts.activity is Activity.IDLE), "nothing is stuck"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(STEPS, st.sampled_from(["coalesce", "fifo"]))
 def test_every_sequence_keeps_the_invariants(steps: list[tuple[str, int]], mode: str) -> None:
     world = World(mode)

@@ -86,7 +86,7 @@ def test_no_reference_dangles() -> None:
 
 
 @api.parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 def test_the_server_does_what_it_describes(case: schemathesis.Case, served: str) -> None:
     response = case.call(base_url=served, headers=auth(), timeout=10)
     case.validate_response(response, checks=CHECKS)

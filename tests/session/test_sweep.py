@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.session.bed import Bed
@@ -56,18 +56,14 @@ async def tell(story: Story, loads: dict[str, Any] | None = None) -> None:
         await world.close()
 
 
-@settings(
-    max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+@settings(max_examples=250, derandomize=True, print_blob=True)
 @given(st.lists(STEPS, min_size=3, max_size=40))
 def test_whatever_happens_it_comes_to_rest(story: Story) -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(tell(story))
 
 
-@settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+@settings(max_examples=100, derandomize=True, print_blob=True)
 @given(st.lists(STEPS, min_size=3, max_size=40), st.sampled_from(LOADS))
 def test_whatever_comes_of_a_load_it_comes_to_rest(story: Story, loads: dict[str, Any]) -> None:
     """Cases G13, I6, M6 and M7: agents that load, well or badly, among everything else."""

@@ -154,7 +154,7 @@ async def everything(store: Store) -> list[Any]:
     return seen
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.lists(CALLS, min_size=1, max_size=4), max_size=8))
 def test_both_stores_answer_the_same(rounds: list[list[Call]]):
     async def compare() -> None:
@@ -173,7 +173,7 @@ def test_both_stores_answer_the_same(rounds: list[list[Call]]):
     asyncio.run(compare())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(CALLS, min_size=1, max_size=12))
 def test_postgres_answers_the_same(postgres_url: str, calls: list[Call]):
     """One call behind the other: those that come at once have no order there."""
