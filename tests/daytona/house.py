@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from runner.clock import SystemClock
+from runner.errors import RunnerError
 from runner.pool.pool import Pool
 from runner.rules.pool import Book, Cold, Hit, Seat
 from runner.rules.reuse import FACETS, Parked
@@ -67,7 +68,7 @@ class House:
         """A seat with an agent that has answered: the warm one or a new one.
 
         Raises:
-            RunnerError: of the start; the seat is given back.
+            RunnerError: of the start, or ``sandbox_lost`` before the answer; the seat is given back.
         """
         self._seats += 1
         key, now = (PROJECT, session), self.clock.monotonic()
@@ -89,6 +90,9 @@ class House:
             self.pool.attach(live)
         try:
             assert await live.talk.say("hello") == "hello"
+        except ConnectionError as error:
+            self.pool.destroy(live.seat, "failed")
+            raise RunnerError("sandbox_lost", str(error)) from error
         except BaseException:
             self.pool.destroy(live.seat, "failed")
             raise
@@ -128,8 +132,13 @@ class House:
 
         deadline = self.clock.monotonic() + AGREE_SECONDS
         while not self._same(self.held(), there := await asyncio.to_thread(self.there), sessions, names):
-            assert self.clock.monotonic() < deadline, f"{what}: the pool has {self.held()}, the service {there}"
+            assert self.clock.monotonic() < deadline, self._apart(what, there)
             await asyncio.sleep(0.05)
+
+    def _apart(self, what: str, there: dict[str, str]) -> str:
+        held = self.held()
+        apart = {name: (held.get(name), there.get(name)) for name in held.keys() | there.keys()}
+        return f"{what}: apart are (pool, service) { {n: p for n, p in apart.items() if p[0] != p[1]} }"
 
     def _same(self, held: dict[str, str], there: dict[str, str], sessions: tuple[str, ...], names: set[str]) -> bool:
         seats = {seat.seat_id for seat in self.pool.book.seats.values()}

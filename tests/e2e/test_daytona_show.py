@@ -33,8 +33,8 @@ BEFORE: list[tuple[str, dict[str, Any]]] = [
     ("muted_events", {}),
 ]
 DURING = ("auto_stop", "vanished", "errored", "daemon_dead", "dropped_links", "expired_link", "stuck_delete", "deaf")
-CODES = ("provider_at_capacity", "sandbox_start_failed")
-"""How a start may fail; no other code is known to it."""
+CODES = ("provider_at_capacity", "sandbox_start_failed", "sandbox_lost")
+"""How a start and its first answer may fail; no other code is known to them."""
 
 
 async def test_a_life(daytona_emulator: EmulatorProcess, serve: Serve) -> None:

@@ -28,7 +28,7 @@ class Talk:
     def __init__(self, sandbox: Sandbox) -> None:
         self.transport = sandbox.transport
         self.told: list[Any] = []
-        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._unread = b""
         self.gone = asyncio.Event()
         self.transport.connect(self)
@@ -47,6 +47,7 @@ class Talk:
     def exited(self, info: ExitInfo) -> None:
         self.told.append(info)
         self.gone.set()
+        self._lines.put_nowait(None)
 
     def writable(self) -> None:
         self.told.append("writable")
@@ -56,8 +57,16 @@ class Talk:
         return [item for item in self.told if isinstance(item, ExitInfo)]
 
     async def line(self) -> str:
+        """The next line.
+
+        Raises:
+            ConnectionError: the agent went without one.
+        """
         async with asyncio.timeout(SECONDS):
-            return await self._lines.get()
+            line = await self._lines.get()
+        if line is None:
+            raise ConnectionError("the agent is gone")
+        return line
 
     async def say(self, text: str) -> str:
         """A line to the agent, and the line that it answers."""
