@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from runner.errors import RunnerError
+
 Level = Literal["cell", "landlock", "none"]
 Network = Literal["shared", "none", "proxy"]
 Means = Literal["off", "cgroup", "rlimit", "init"]
@@ -129,3 +131,12 @@ def unfit(level: Level, *, projects: int, beyond_loopback: bool, allow_weak: boo
         "More than one project, or a bind beyond loopback, needs isolation cell; sandboxes here have isolation "
         f"{level}. Set [local] allow_weak = true to serve all the same.",
     )
+
+
+def short_of_memory(error: RunnerError, killed: int) -> RunnerError:
+    """An agent's error, with what it may not know: so many processes of its sandbox were killed for want of memory."""
+    if killed == 0 or "memory_bytes" in error.message:
+        return error
+    what = "a process" if killed == 1 else f"{killed} processes"
+    why = f"The sandbox had no memory left: {what} of it had to be killed ([local] memory_bytes)."
+    return RunnerError(error.code, f"{error.message.rstrip('. ')}. {why}")

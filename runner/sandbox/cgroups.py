@@ -85,17 +85,17 @@ class Cgroup:
             with suppress(ProcessLookupError):
                 (folder / "cgroup.procs").write_text(str(pid))
 
-    def out_of_memory(self) -> bool:
-        """Whether the kernel killed a process for the memory limit."""
+    def memory_kills(self) -> int:
+        """How many processes the kernel killed for the memory limit."""
         folder = self._folders.get("memory")
         if folder is None:
-            return False
+            return 0
         file = "memory.events" if self._unified else "memory.oom_control"
         try:
             words = dict(line.split() for line in (folder / file).read_text().splitlines() if len(line.split()) == 2)
         except OSError:
-            return False
-        return int(words.get("oom_kill", "0")) > 0
+            return 0
+        return int(words.get("oom_kill", "0"))
 
     def remove(self) -> None:
         """Remove the folders; those that are still in use stay for ``Cgroups.sweep``."""

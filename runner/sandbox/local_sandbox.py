@@ -139,6 +139,11 @@ class LocalSandbox:
         return self._bounds.isolation.limits.view()
 
     @property
+    def memory_kills(self) -> int:
+        """What the kernel killed in its control group."""
+        return self._bounds.group.memory_kills() if self._bounds.group is not None else 0
+
+    @property
     def network_env(self) -> Mapping[str, str]:
         """Variables that tell its programs of the proxy."""
         return self._bounds.egress.variables if self._bounds.egress is not None else {}
@@ -235,7 +240,7 @@ class LocalSandbox:
     def _how(self, code: int | None, number: int | None) -> ExitInfo:
         """How the agent ended; a kill for want of memory has its reason beside it."""
         limit, group = self._bounds.isolation.limits.memory_bytes, self._bounds.group
-        if number == signal.SIGKILL and self._too_much is None and group is not None and group.out_of_memory():
+        if number == signal.SIGKILL and self._too_much is None and group is not None and group.memory_kills():
             self._too_much = "it ran out of memory"
         if number == signal.SIGKILL and self._too_much is not None:
             return ExitInfo(reason=f"killed: {self._too_much} ([local] memory_bytes = {limit})")

@@ -83,6 +83,7 @@ class MemorySandbox:
         self.kills: list[str] = []
         self.processes: dict[str, int] = {}
         self.commands: list[tuple[str, ...]] = []
+        self.memory_kills = 0
         self._killed = asyncio.Event()
         self.on_kill: Callable[[str], None] = lambda turn_id: None
         self._paths = paths

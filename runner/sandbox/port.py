@@ -147,6 +147,11 @@ class Sandbox(Protocol):
         ...
 
     @property
+    def memory_kills(self) -> int:
+        """How many of its processes were killed for its bound on memory, as far as that can be told."""
+        ...
+
+    @property
     def woken(self) -> bool:
         """Whether a sleeping disk of the session was started for it."""
         ...

@@ -10,6 +10,7 @@ from typing import Any, Final
 from runner.errors import RunnerError
 from runner.leases.port import Phase
 from runner.rules.bounds import TEXT_CHARS
+from runner.rules.isolation import short_of_memory
 from runner.rules.prompts import Move
 from runner.rules.reuse import Destroyed, Parked, after_ending
 from runner.rules.turn import End
@@ -38,8 +39,10 @@ async def close_turn(turn: TurnContext, end: End) -> tuple[End, dict[str, Any]]:
     That is what the store says where somebody else ended it first (DESIGN 3.9).
     """
     session = turn.session
+    killed = turn.live.killed_for_memory() if turn.live is not None else 0
     if end.error is not None:
-        end = replace(end, error=turn.services.provisioner.with_help(turn.effective.harness, end.error))
+        helped = turn.services.provisioner.with_help(turn.effective.harness, end.error)
+        end = replace(end, error=short_of_memory(helped, killed))
     kept = _kept(turn)
     session.presence.turn_over()
     result = await _make_durable(turn, end)

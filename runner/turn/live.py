@@ -75,6 +75,7 @@ class LiveSeat:
     ``minted_input``: members of a tool's raw input that are new with each call, whatever its arguments;
     ``spent``: what its agent session has cost so far, as it was last told;
     ``keys``: what its agent has instead of model keys;
+    ``memory_kills``: how many kills for want of memory were told of;
     ``counted_at``: loop time until which its seconds are counted; ``on_leave``: counts the last of them.
     """
 
@@ -104,6 +105,7 @@ class LiveSeat:
     preface: str | None = None
     spent: Spent = field(default_factory=dict)
     keys: Leased = field(default_factory=Leased)
+    memory_kills: int = 0
     counted_at: float = 0.0
     on_leave: Callable[[], None] | None = None
 
@@ -111,6 +113,11 @@ class LiveSeat:
     def loaded(self) -> bool:
         """Whether its memory is that of an earlier process, and no turn has shown yet that it works."""
         return self.resumed and self.turns == 0
+
+    def killed_for_memory(self) -> int:
+        """How many of its processes were, since this was asked last."""
+        before, self.memory_kills = self.memory_kills, self.sandbox.memory_kills
+        return max(0, self.memory_kills - before)
 
     @property
     def alive(self) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from runner.rules.isolation import Choice, Probed, Refusal, choose, unfit
+from runner.errors import RunnerError
+from runner.rules.isolation import Choice, Probed, Refusal, choose, short_of_memory, unfit
 
 ALL = Probed()
 NO_CELL = Probed(cell="no bubblewrap")
@@ -97,3 +98,18 @@ def test_below_cell_only_one_project_on_loopback(
     """Case K1: DESIGN 3.10."""
     refused = unfit(level, projects=projects, beyond_loopback=beyond, allow_weak=allow_weak)
     assert (refused is None) == served
+
+
+@pytest.mark.parametrize(
+    ("said", "killed", "told"),
+    [
+        ("It broke.", 0, "It broke."),
+        ("It broke.", 1, "It broke. The sandbox had no memory left: a process of it had to be killed"),
+        ("It broke.", 3, "It broke. The sandbox had no memory left: 3 processes of it had to be killed"),
+        ("killed ([local] memory_bytes = 9)", 1, "killed ([local] memory_bytes = 9)"),
+    ],
+)
+def test_an_error_says_when_memory_was_short(said: str, killed: int, told: str) -> None:
+    error = short_of_memory(RunnerError("harness_protocol_error", said), killed)
+    assert error.code == "harness_protocol_error"
+    assert error.message.removesuffix(" ([local] memory_bytes).") == told

@@ -56,9 +56,9 @@ def test_the_limits_of_version_2_and_its_word_on_memory(tmp_path: Path) -> None:
     group.create(LIMITS)
     written = {file.name: file.read_text() for file in (tmp_path / "cell").iterdir()}
     assert written == {"memory.max": str(1 << 30), "pids.max": "300", "cpu.max": "150000 100000"}
-    assert not group.out_of_memory()
+    assert group.memory_kills() == 0
     (tmp_path / "cell" / "memory.events").write_text("low 0\nmax 12\noom 1\noom_kill 1\n")
-    assert group.out_of_memory()
+    assert group.memory_kills() == 1
 
 
 def test_the_limits_of_version_1(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_the_limits_of_version_1(tmp_path: Path) -> None:
         "cpu/cell/cpu.cfs_quota_us": "150000",
     }
     (tmp_path / "memory" / "cell" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert group.out_of_memory()
+    assert group.memory_kills() == 2

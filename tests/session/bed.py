@@ -52,6 +52,7 @@ class FakeSandbox:
     limits: Mapping[str, object] = {}
 
     woken = False
+    memory_kills = 0
 
     def __init__(self, provider: FakeProvider, spec: SandboxSpec, agent: FakeAgent) -> None:
         self.spec = spec

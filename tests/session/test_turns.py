@@ -54,3 +54,25 @@ async def test_the_first_frame_of_a_session_is_durable_at_once(bed: Bed) -> None
     assert "user_message" in stored
     await agent.finish()
     assert (await handle.result())["ok"] is True
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_failed_turn_says_when_memory_was_short_in_it(bed: Bed, more: int) -> None:
+    """An agent whose helper the kernel killed knows only that it is gone."""
+    handle = await bed.dispatch(keep_on_disconnect=True)
+    agent = await bed.agent()
+    sandbox = bed.provider.sandboxes[-1]
+    frame = await agent.prompt()
+    sandbox.memory_kills = 1
+    agent.say("It was killed, I did it another way.")
+    agent.answer(frame)
+    assert (await handle.result())["ok"]
+    handle = await bed.dispatch(keep_on_disconnect=True)
+    frame = await agent.prompt(2)
+    sandbox.memory_kills += more
+    agent.error(frame["id"], -32603, "a process exited.")
+    error = (await handle.result())["error"]
+    assert error["code"] == "harness_protocol_error"
+    told = " The sandbox had no memory left: a process of it had to be killed ([local] memory_bytes)."
+    assert error["message"].removesuffix(told).endswith("a process exited.")
+    assert error["message"].endswith(told) == bool(more)

@@ -64,6 +64,7 @@ class SimSandbox:
     limits: Mapping[str, object] = {}
 
     woken = False
+    memory_kills = 0
 
     def __init__(self, provider: SimProvider, spec: SandboxSpec, agent: SimAgent, chance: Chance) -> None:
         self.spec = spec
