@@ -166,9 +166,13 @@ class Seating:
 
     async def _check_out(self) -> LiveSeat:
         turn, services = self._turn, self._turn.services
-        if turn.live is not None:
-            # A spare, which was claimed with the admission.
-            return turn.live
+        spare = turn.live
+        if spare is not None:
+            # It was claimed with the admission, which may have taken a while.
+            if not spare.lost():
+                return spare
+            turn.live = None
+            services.pool.destroy(spare.seat, "agent_exited")
         decision = services.pool.book.checkout(
             turn.session.key,
             services.ids.mint("seat"),

@@ -435,3 +435,21 @@ async def test_the_time_before_the_claim_is_nobodys(spared: Bed) -> None:
     await asyncio.sleep(600)
     assert (await first(spared))["usage"].get("sandbox_seconds", 0) < 5
     assert (await spared.sessions.view(CALLER, "s"))["usage"].get("warm_seconds", 0) < 5
+
+
+async def test_a_spare_that_leaves_before_the_frame_costs_its_turn_nothing(spared: Bed) -> None:
+    """Nothing was sent to it while its turn was made durable: another agent starts where it was (case L3)."""
+    gate = spared.store.gates["admit"] = Gate()
+    sent = asyncio.get_running_loop().create_task(spared.dispatch(keep_on_disconnect=True))
+    await gate.reached.wait()
+    (await spared.agent()).exit(3)
+    await asyncio.sleep(1)
+    gate.open()
+    handle = await sent
+    await (await spared.agent(2)).finish()
+    result = await handle.result()
+    assert (result["outcome"], result["start"], result["reason"]) == ("completed", "cold", "agent_exited")
+    first, second = spared.provider.sandboxes[:2]
+    assert (second.spec.session_id, second.spec.spare) == (first.spec.session_id, False)
+    assert first.spec.seat_id not in spared.provider.alive
+    assert (await spared.turn(nth=2, agents=2))["start"] == "hit"
