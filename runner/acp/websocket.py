@@ -88,7 +88,7 @@ class BridgeConnection:
         Raises:
             RunnerError: ``sandbox_lost``: the bridge was not reached in time or refused; nothing goes on.
         """
-        self._tasks.spawn("link", self._keep())
+        self._tasks.spawn("link", self._kept())
         try:
             async with asyncio.timeout(seconds):
                 await self._opened.wait()
@@ -113,6 +113,14 @@ class BridgeConnection:
         await self._tasks.close()
 
     # -- connections -------------------------------------------------------------------------------------------------
+
+    async def _kept(self) -> None:
+        """Whatever the other end says: a link that nobody keeps any more is told as lost."""
+        try:
+            await self._keep()
+        except Exception as error:
+            log.exception("bridge: the link is given up")
+            self._lose(f"it said what cannot be read ({type(error).__name__})")
 
     async def _keep(self) -> None:
         """One connection behind the other until the link is lost."""
