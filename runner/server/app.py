@@ -18,6 +18,7 @@ from runner.server.auth import AccessToken, Gate
 from runner.server.context import CALLER, CONTEXT, Context, problem_answer
 from runner.server.coordination import COORDINATION_ROUTES
 from runner.server.forward import Forwarder, Place
+from runner.server.listening import Listener, most_connections
 from runner.server.relay import RELAY, Followed, Relay
 from runner.server.routes import ANY, OPEN, ROUTES, Handler
 from runner.server.upstream import Peers, Whereabouts
@@ -144,7 +145,7 @@ async def _end_commands(app: web.Application) -> None:
 
 
 async def start_site(
-    app: web.Application, host: str, port: int, *, close_seconds: float = 5.0
+    app: web.Application, host: str, port: int, *, close_seconds: float = 5.0, share: int = 2
 ) -> tuple[web.AppRunner, str]:
     """Serve ``app``; returns the runner and the URL under which this machine reaches it.
 
@@ -155,12 +156,14 @@ async def start_site(
         host: to bind.
         port: 0 lets the system choose.
         close_seconds: how long ``stop_site`` waits for requests that are being answered.
+        share: one in so many of the descriptors of this process are for its connections.
 
     Raises:
         OSError: the address cannot be bound; nothing is left behind.
     """
-    runner = web.AppRunner(
+    runner = Listener(
         app,
+        most_connections(share),
         access_log=None,
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_SECONDS,
@@ -168,7 +171,9 @@ async def start_site(
     )
     try:
         await runner.setup()
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        # So many are taken before the first of them is looked at.
+        backlog = min(1024, most_connections(4 * share))
+        await web.TCPSite(runner, host, port, backlog=backlog).start()
     except BaseException:
         with suppress(Exception):
             await runner.cleanup()

@@ -130,7 +130,7 @@ class CredentialProxy:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         try:
-            self._site, _ = await start_site(app, OWN_HOST, 0, close_seconds=self._bounds.close_seconds)
+            self._site, _ = await start_site(app, OWN_HOST, 0, close_seconds=self._bounds.close_seconds, share=4)
         except BaseException:
             await self._session.close()
             raise
