@@ -98,6 +98,15 @@ class Link:
         """The stream ends behind what is queued; idempotent."""
         self._ending = True
 
+    def send_behind(self, kind: bytes, payload: bytes) -> None:
+        """Queue a frame behind all of the stream that was handed over; the window holds neither back."""
+        while self._stream:
+            head = self._stream.popleft()
+            self._stream_queued -= len(head)
+            for at in range(0, len(head), CHUNK_BYTES):
+                self.send(STREAM, bytes(head[at : at + CHUNK_BYTES]))
+        self.send(kind, payload)
+
     @property
     def unconsumed(self) -> int:
         """Bytes of the own stream that the other end has not consumed."""

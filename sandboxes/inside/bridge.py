@@ -110,7 +110,9 @@ class Bridge:
         for line in lines:
             if line.startswith(b'{"event":"exited"'):
                 self._drain()
-            self._link.send(link.CONTROL, line)
+                self._link.send_behind(link.CONTROL, line)
+            else:
+                self._link.send(link.CONTROL, line)
         self._gate()
 
     def _drain(self) -> None:
@@ -128,7 +130,7 @@ class Bridge:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._link.send(link.OVER, str(code).encode())
+        self._link.send_behind(link.OVER, str(code).encode())
         self._gate()
         if self._leaving and self._peer is None:
             self.ended.set()

@@ -54,6 +54,21 @@ def test_control_frames_go_ahead_of_the_stream() -> None:
     assert one.unconsumed == 4
 
 
+def test_the_last_frame_goes_behind_the_stream_whatever_the_window_is() -> None:
+    one, two = connected(window_bytes=4)
+    one.send_stream(b"d" * (link.CHUNK_BYTES + 1))
+    one.send_stream(b"e")
+    one.send_behind(link.CONTROL, b"exited")
+    one.end_stream()
+    kinds = [(kind, len(payload)) for kind, payload in carry(one, two)]
+    stream = [(link.STREAM, size) for size in (link.CHUNK_BYTES, 1, 1)]
+    assert kinds == [*stream, (link.CONTROL, 6), (link.STREAM_END, 0)]
+    assert one.unconsumed == link.CHUNK_BYTES + 2
+    two.consume(one.unconsumed)
+    carry(two, one)
+    assert (one.settled, one.backlog, one.unconsumed) == (True, 0, 0)
+
+
 def test_a_large_message_travels_in_chunks() -> None:
     one, two = connected()
     one.send_stream(b"x" * (64 << 20))

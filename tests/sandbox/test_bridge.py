@@ -151,6 +151,34 @@ async def test_what_was_said_without_a_connection_is_heard_later(bridge: BridgeP
     assert (await place.destroy(0.0)).proven
 
 
+async def test_what_an_agent_said_last_comes_before_its_exit_over_a_drop_too(
+    bridge: BridgeProcess, tmp_path: Path
+) -> None:
+    """It answers and leaves while the runner is away."""
+    door = asyncio.Event()
+    door.set()
+
+    async def find(refused: bool) -> Address:
+        await door.wait()
+        return await bridge.find(refused)
+
+    place = sandbox(bridge, tmp_path, find=find)
+    program = "import sys\nsys.stdin.readline()\nprint(1, flush=True)\nsys.stdin.readline()\nprint('y' * 1_000_000)"
+    talk = await begun(place, sys.executable, "-I", "-c", program)
+    assert await talk.say("go") == "1"
+    door.clear()
+    place.transport.send(b"on\n")
+    await bed.until(lambda: place.transport.unsent == 0)
+    place.transport.connection.drop()
+    await asyncio.sleep(0.5)
+    door.set()
+    assert len(await talk.line()) == 1_000_000
+    assert (await talk.ended()).code == 0
+    kinds = [item if isinstance(item, str | ExitInfo) else item[0] for item in talk.told]
+    assert kinds[-1] == talk.exits[0]
+    assert (await place.destroy(0.0)).proven
+
+
 async def test_a_pause_holds_the_agent_back_but_not_its_stderr_nor_its_control(place: RemoteSandbox) -> None:
     program = (
         "import sys,time\nsys.stdin.readline()\nsys.stderr.write('a')\nsys.stderr.flush()\n"
