@@ -17,6 +17,7 @@ from runner.cli.terminal import FAILED, AsJson, Config, StateDir, fail, plain, p
 
 if TYPE_CHECKING:
     from runner.config import Settings
+    from runner.sandbox.port import Condition, Provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ def doctor(
         settings = load_settings(config, os.environ)
         findings = examine(settings, directory)
         if sandbox is not None:
-            findings += check_sandbox(settings, sandbox)
-        if sandbox == "daytona" and settings.daytona.api_key:
-            findings += check_snapshots(settings, directory)
+            findings += (proven := check_sandbox(settings, sandbox))
+            if sandbox == "daytona" and proven[0].name != "sandbox daytona":
+                findings += check_snapshots(settings, directory)
     except RunnerError as error:
         fail(error.code, error.message, as_json=as_json)
     shown = settings.redacted()
@@ -230,7 +231,6 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
     from runner.ids import Ids
     from runner.sandbox.egress import variables
     from runner.sandbox.local import LocalProvider
-    from runner.sandbox.port import Provider
     from runner.sandbox.selfcheck import check
 
     async def checked(directory: Path) -> list[Finding]:
@@ -246,10 +246,9 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
             if not offered:
                 return [Finding("sandbox daytona", False, "not set up", "set [daytona] api_key")]
             provider = offered["daytona"]
-            condition = provider.condition()
-            if not condition.available:
-                return [Finding("sandbox daytona", False, condition.reason or "", condition.install_command)]
         try:
+            if name == "daytona" and (condition := await _reached(provider)).reason is not None:
+                return [Finding("sandbox daytona", False, condition.reason, condition.install_command)]
             found = await check(provider, added)
             return [Finding(f"sandbox {name}: {item.name}", item.ok, item.detail) for item in found]
         finally:
@@ -257,6 +256,14 @@ def check_sandbox(settings: Settings, name: str) -> list[Finding]:
 
     with tempfile.TemporaryDirectory(prefix="acp-runner-doctor-") as directory:
         return asyncio.run(checked(Path(directory)))
+
+
+async def _reached(provider: Provider) -> Condition:
+    """One call first: a start keeps trying for minutes where nobody answers."""
+    condition = provider.condition()
+    if condition.available:
+        await provider.home_identity("doctor", "nobody")
+    return provider.condition()
 
 
 def check_snapshots(settings: Settings, directory: Path) -> list[Finding]:

@@ -74,6 +74,16 @@ def test_doctor_says_whether_the_snapshots_match(cli: Run) -> None:
     assert "Snapshot nowhere not found" in found["snapshot nowhere"]
 
 
+def test_doctor_does_not_wait_for_a_service_that_nobody_reaches(cli: Run, unused_tcp_port: int) -> None:
+    given = {"ACP_RUNNER_DAYTONA__API_URL": f"http://127.0.0.1:{unused_tcp_port}/api"}
+    given["ACP_RUNNER_DAYTONA__SNAPSHOT"] = "some-name"
+    done = cli("doctor", "--sandbox", "daytona", "--json", **given)
+    found = [item for item in inside(done)["findings"] if item["name"].startswith(("sandbox", "snapshot"))]
+    assert done.returncode == 1
+    assert [item["name"] for item in found] == ["sandbox daytona"]
+    assert "Daytona is not reached" in found[0]["detail"]
+
+
 def test_doctor_names_the_command_where_no_snapshot_is_set(tmp_path: Path) -> None:
     (finding,) = check_snapshots(Settings(), tmp_path)
     assert (finding.ok, finding.needed, finding.fix) == (False, False, "acp-runner snapshot build")
