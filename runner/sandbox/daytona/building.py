@@ -18,9 +18,9 @@ from runner.resources import resource_path
 from runner.rules.daytona import judge
 from runner.rules.snapshot import next_step
 from runner.sandbox import contents
-from runner.sandbox.daytona.images import Snapshot
 from runner.sandbox.daytona.lifecycle import Lifecycle, Way
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Plan
+from runner.sandbox.daytona.snapshots import Snapshot
 from runner.tasks import shielded
 
 BUILD_SECONDS: Final = 1800.0
@@ -75,7 +75,7 @@ class Build:
         """
         deadline = self._clock.monotonic() + BUILD_SECONDS
         if again:
-            await self._tried(self._service.images.delete(self._name))
+            await self._tried(self._service.snapshots.delete(self._name))
         try:
             while self._clock.monotonic() < deadline:
                 if await self._step(await self._look()):
@@ -90,7 +90,7 @@ class Build:
     async def _look(self) -> Snapshot | None:
         found = None
         try:
-            found = await self._service.images.get(self._name)
+            found = await self._service.snapshots.get(self._name)
         except CallFailed as failed:
             if failed.failure.status != 404:
                 self._minded(failed)
@@ -113,18 +113,18 @@ class Build:
                 return True
             case "build":
                 self._how, self._asked = "built", True
-                images = self._service.images
-                self._work = asyncio.create_task(images.build(self._name, self._dockerfile, self._heard))
+                snapshots = self._service.snapshots
+                self._work = asyncio.create_task(snapshots.build(self._name, self._dockerfile, self._heard))
             case "activate":
                 self._how = "activated" if self._how == "found" else self._how
-                await self._tried(self._service.images.activate(self._name))
+                await self._tried(self._service.snapshots.activate(self._name))
             case "discard":
                 self._news(f"{self._name} is what an earlier build left ({reason}): deleting it")
-                await self._tried(self._service.images.delete(self._name))
+                await self._tried(self._service.snapshots.delete(self._name))
             case "fail" | "stuck":
                 if self._work is not None and step == "fail":
                     await asyncio.wait({self._work}, timeout=LOG_SECONDS)
-                await self._tried(self._service.images.delete(self._name))
+                await self._tried(self._service.snapshots.delete(self._name))
                 raise self._failed("does not begin to be built" if step == "stuck" else f"could not be built: {reason}")
             case _:
                 if found is None and self._work is not None and self._work.done():

@@ -152,7 +152,7 @@ class Lifecycle:
         self._failures[failed.call, verdict.action] += 1
         if verdict.action == "activate" and not way.activated:
             way.activated = True
-            await self._service.images.activate(plan.snapshot)
+            await self._service.snapshots.activate(plan.snapshot)
             return
         if verdict.action == "fail" or verdict.action == "activate":
             raise RunnerError(start_code(verdict.code), f"Daytona refused the sandbox: {failed}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -12,14 +11,15 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import Key, valid_id
+from runner.ids import Key
 from runner.rules.daytona import fits, judge, late_creation, start_code
-from runner.sandbox.daytona.boot import ROOT, Booter, keep_active
+from runner.sandbox.daytona.boot import Booter, keep_active
 from runner.sandbox.daytona.copying import copy_workspace
 from runner.sandbox.daytona.disks import Disks
 from runner.sandbox.daytona.files import DaytonaFiles
 from runner.sandbox.daytona.leaving import Leaving
 from runner.sandbox.daytona.lifecycle import Lifecycle, Way, nowhere
+from runner.sandbox.daytona.names import places, sandbox_name
 from runner.sandbox.daytona.reaping import Asks, Reaped, look
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found, quiet
 from runner.sandbox.daytona.terms import PROJECT_LABEL, SESSION_LABEL, Terms, plan_of
@@ -124,23 +124,12 @@ class DaytonaProvider:
         return Condition(reason is None, reason, self._install_command, **numbers)
 
     def paths(self, project: str, session_id: str, workspace_path: Path | None) -> Paths:
-        """Places that stand for those over there (``boot.ROOT``).
-
-        Raises:
-            RunnerError: ``invalid_request`` for a path of this machine or ids that are none.
-        """
-        if not (valid_id(project) and valid_id(session_id)):
-            raise RunnerError("invalid_request", "A project or session id may hold letters, digits, “_” and “-” only.")
-        if workspace_path is not None:
-            text = "workspace.path: a directory of the runner's machine is not in a Daytona sandbox."
-            raise RunnerError("invalid_request", text, field="workspace.path")
-        root = Path(ROOT)
-        return Paths(root / "workspace", root / "home", root / "tmp")
+        """See ``names.places``."""
+        return places(project, session_id, workspace_path)
 
     def sandbox_name(self, project: str, session_id: str) -> str:
-        """Unique over all runners that share an account, the same for each start of the session."""
-        text = f"{self._store_id}/{project}/{session_id}"
-        return f"acp-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        """See ``names.sandbox_name``."""
+        return sandbox_name(self._store_id, project, session_id)
 
     async def service(self) -> DaytonaService:
         """The client; whoever comes first opens it for all.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runner.errors import RunnerError
 from runner.rules.daytona import Call, Failure, trouble
-from runner.sandbox.daytona.images import Images
+from runner.sandbox.daytona.snapshots import Snapshots, word
 
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
@@ -100,7 +100,7 @@ class DaytonaService:
         api_url, api_key, target: all given, for what is missing the SDK reads from ``.env`` in the working directory.
 
     Attributes:
-        images: the calls about snapshots.
+        snapshots: the calls about snapshots.
         trouble: why nothing is to be had from the service, as its last answer showed; None when all is well.
     """
 
@@ -109,7 +109,7 @@ class DaytonaService:
         config = self._sdk.DaytonaConfig(api_url=api_url, api_key=api_key, target=target)
         self._client: AsyncDaytona = self._sdk.AsyncDaytona(config)
         self._boxes: dict[str, AsyncSandbox] = {}
-        self.images = Images(self._sdk, self._client, self._call)
+        self.snapshots = Snapshots(self._sdk, self._client, self._call)
         self.trouble: str | None = None
 
     async def close(self) -> None:
@@ -283,8 +283,8 @@ class DaytonaService:
         return Found(
             id=box.id,
             name=box.name,
-            state=_word(box.state),
-            desired=_word(box.desired_state),
+            state=word(box.state),
+            desired=word(box.desired_state),
             recoverable=bool(box.recoverable),
             labels=dict(box.labels),
             age_seconds=_since(box.created_at),
@@ -330,10 +330,6 @@ def _retry_after(headers: Mapping[str, Any]) -> float | None:
             except (TypeError, ValueError):
                 continue
     return None
-
-
-def _word(state: Any) -> str:
-    return str(getattr(state, "value", state) or "")
 
 
 def _since(instant: str | None) -> float:

@@ -32,7 +32,7 @@ class Snapshot:
     reason: str
 
 
-class Images:
+class Snapshots:
     """The calls about snapshots.
 
     Args:
@@ -48,7 +48,7 @@ class Images:
     async def get(self, name: str) -> Snapshot:
         """The snapshot of this name; ``CallFailed`` with status 404 when there is none."""
         found = await self._border("read", self._client.snapshot.get(name))
-        return Snapshot(found.name, _word(found.state), found.error_reason or "")
+        return Snapshot(found.name, word(found.state), found.error_reason or "")
 
     async def build(self, name: str, dockerfile: str, log: Callable[[str], None]) -> None:
         """Build and wait until it is usable; ``log`` gets pieces of the build's log as they come.
@@ -71,5 +71,6 @@ class Images:
         await self._border("delete", self._client.snapshot.delete(name))
 
 
-def _word(state: Any) -> str:
+def word(state: Any) -> str:
+    """The vendor's name of a state; empty without one."""
     return str(getattr(state, "value", state) or "")
