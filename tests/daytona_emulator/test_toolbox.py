@@ -21,6 +21,7 @@ from daytona.common.errors import (
 )
 
 from tests.daytona_emulator.server import DaytonaEmulator
+from tests.sandbox import bed
 
 
 async def session(box: AsyncSandbox, name: str = "s") -> str:
@@ -139,7 +140,8 @@ async def test_a_deleted_session_takes_its_processes_along(emulator: DaytonaEmul
     await begun.wait()
     await box.process.delete_session("s")
     await following
-    assert emulator.processes.alive() == []
+    # What was killed may take a moment to be gone.
+    await bed.until(lambda: emulator.processes.alive() == [], "they are gone")
 
 
 async def test_a_stop_breaks_what_is_in_flight(box: AsyncSandbox) -> None:
