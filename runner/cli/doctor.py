@@ -87,6 +87,7 @@ def examine(settings: Settings, directory: Path) -> list[Finding]:
         _server(directory),
         _isolation(settings),
         _keys(settings, directory),
+        *_windows(settings),
         _npm(),
         *_plane(settings),
         *_store(settings),
@@ -174,6 +175,18 @@ def _isolation(settings: Settings) -> Finding:
     detail = f"{found.level}, network {found.network}, {limits}{f' ({found.why})' if found.why else ''}"
     fix = None if shutil.which("bwrap") else "apt-get install bubblewrap"
     return Finding("isolation", found.level == "cell", detail, fix, needed=False)
+
+
+def _windows(settings: Settings) -> list[Finding]:
+    """How long a sandbox is kept warm, whichever table or default says so."""
+    found = []
+    for name in ("local", *(["daytona"] if settings.daytona.api_key else [])):
+        members = settings.pool.windows(name)._asdict()
+        if name == "local":
+            del members["disk_seconds"]
+        told = ", ".join(f"{of} {seconds:g}" for of, seconds in members.items())
+        found.append(Finding(f"kept warm, {name}", True, told))
+    return found
 
 
 def _bound(limit: float, by: str) -> str:

@@ -373,6 +373,12 @@ def test_doctor_proves_a_sandbox_with_a_proxy(bare: Invoke, monkeypatch: pytest.
     assert "FAILED" not in ran.stdout
 
 
+def test_doctor_says_how_long_sandboxes_are_kept(bare: Invoke, tmp_path: Path) -> None:
+    assert "kept warm, local: idle_seconds 60, approval_seconds 600, stopped_seconds 600" in bare("doctor").stdout
+    (tmp_path / "acp-runner.toml").write_text("[pool]\nidle_seconds = 5\n[pool.local]\nstopped_seconds = 7\n")
+    assert "kept warm, local: idle_seconds 5, approval_seconds 600, stopped_seconds 7" in bare("doctor").stdout
+
+
 def test_doctor_says_how_limits_are_kept(bare: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACP_RUNNER_LOCAL__PIDS", "0")
     assert "memory_bytes off, pids off, cpus off" in bare("doctor").stdout
