@@ -13,6 +13,7 @@ from runner.sandbox.port import OUTPUT_BYTES, Ran, Reaped
 
 Reply = dict[str, Any]
 GONE: Final = "its init is gone"
+UNREADABLE: Final = (KeyError, TypeError, ValueError)
 
 
 class Request(Protocol):
@@ -111,7 +112,10 @@ class InitCalls:
         """See ``port.Sandbox.kill_turn``; ``more``: further members of the request."""
         request = self._request("kill_turn", turn=turn_id, seconds=seconds, **more)
         found = await self.good(request, seconds + self._reply_seconds, "answer")
-        return Reaped(int(found["killed"]), tuple(map(int, found["survivors"])))
+        try:
+            return Reaped(int(found["killed"]), tuple(map(int, found["survivors"])))
+        except UNREADABLE:
+            raise lost("what it says of a kill cannot be read") from None
 
     async def run(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, heard: Callable[[bytes], None]
@@ -123,7 +127,10 @@ class InitCalls:
         finally:
             del self._heard[name]
         found = self._good(reply)
-        return Ran(found["code"], found["signal"], bool(found["truncated"]))
+        try:
+            return Ran(_number(found["code"]), _number(found["signal"]), bool(found["truncated"]))
+        except UNREADABLE:
+            raise lost("what it says of a command cannot be read") from None
 
     def output(self, message: Reply) -> None:
         """A command said something."""
@@ -148,6 +155,10 @@ class InitCalls:
         if not reply.get("ok"):
             raise lost(str(reply.get("error")))
         return reply
+
+
+def _number(told: Any) -> int | None:
+    return None if told is None else int(told)
 
 
 def lost(why: str) -> RunnerError:

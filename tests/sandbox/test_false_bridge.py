@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -25,6 +26,8 @@ Frame = tuple[bytes, bytes]
 
 class FalseBridge:
     """Keeps the rules of the link; starts what it is asked for and answers a mark with ``says``."""
+
+    answer: dict[str, Any] | None = None
 
     def __init__(self, says: Frame) -> None:
         self.says = says
@@ -47,6 +50,9 @@ class FalseBridge:
                         self.link.send(link.CONTROL, json.dumps({"id": request["id"], "ok": True}).encode())
                     elif request["op"] == "mark":
                         self.link.send(*self.says)
+                    elif request["op"] in ("kill_turn", "run") and self.answer is not None:
+                        answer = {"id": request["id"], "ok": True, **self.answer}
+                        self.link.send(link.CONTROL, json.dumps(answer).encode())
                 await self._speak(peer)
         except ConnectionClosed:
             pass
@@ -105,3 +111,17 @@ async def test_what_cannot_be_read_ends_the_link(place: RemoteSandbox) -> None:
         await place.mark("t").set(5.0)
     assert (await talk.ended()).lost
     assert (await place.destroy(0.0)).proven
+
+
+@pytest.mark.parametrize("said", [(link.STDERR, b"")])
+@pytest.mark.parametrize("answer", [{}, {"killed": [], "survivors": 1}, {"code": {}, "signal": None, "truncated": 0}])
+async def test_an_answer_without_what_it_is_for_is_a_lost_sandbox(
+    place: RemoteSandbox, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(FalseBridge, "answer", answer)
+    await place.begin(["agent"], {}, bed.SECONDS)
+    for work in (place.kill_turn("t", 0.1), place.run("r", ["ls"], lambda data: None)):
+        with pytest.raises(RunnerError) as caught:
+            await work
+        assert caught.value.code == "sandbox_lost"
+    assert (await place.destroy(0.0, 0.1)).proven
