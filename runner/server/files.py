@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from aiohttp import web
 
@@ -66,7 +66,7 @@ async def head_file(request: web.Request) -> web.StreamResponse:
 async def put_file(request: web.Request) -> web.Response:
     """``PUT …/files/{path}``: it is written whole or not at all, even when the client goes away meanwhile."""
     query(request)
-    session_id, path = path_id(request, "session_id"), request.match_info["path"]
+    session_id, path = path_id(request, "session_id"), _path(request)
     headers = request.headers
     condition = Precondition(
         etags(headers.get("If-Match"), "If-Match"), etags(headers.get("If-None-Match"), "If-None-Match")
@@ -85,9 +85,18 @@ async def put_file(request: web.Request) -> web.Response:
     return json_answer(body, 201 if written.created else 200, {"ETag": written.etag})
 
 
+def _path(request: web.Request) -> str:
+    """The path; one that is no UTF-8 would else name another file, with the percent signs in it."""
+    try:
+        unquote(request.rel_url.raw_path, errors="strict")
+    except UnicodeDecodeError:
+        raise RunnerError("invalid_request", "path: its percent-encoding is no UTF-8.", field="path") from None
+    return request.match_info["path"]
+
+
 async def _read(request: web.Request) -> Content:
     query(request)
-    session_id, path = path_id(request, "session_id"), request.match_info["path"]
+    session_id, path = path_id(request, "session_id"), _path(request)
     return await request.app[CONTEXT].sessions.files.read(request[CALLER], session_id, path)
 
 

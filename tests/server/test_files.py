@@ -200,3 +200,15 @@ async def test_they_are_the_owner_s_to_answer_and_a_plane_asks_a_runner() -> Non
         assert two.sessions["plane"].calls == []
     finally:
         await two.close()
+
+
+@pytest.mark.parametrize("path", ["a%ffb", "%ed%a0%80", "f/%c3"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+async def test_a_path_that_is_no_text_names_no_file(
+    http: ClientSession, sessions: FakeSessions, method: str, path: str
+) -> None:
+    before = dict(sessions.files.disk)
+    status, body = await ask(http, method, f"{S1}/files/{path}")
+    assert status == 400
+    assert method == "HEAD" or (body["code"], body["field"]) == ("invalid_request", "path")
+    assert sessions.files.disk == before
