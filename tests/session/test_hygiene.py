@@ -41,7 +41,8 @@ async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
         store = await SqliteStore.open(tmp_path / "db")
     else:
         store = await PostgresStore.open(request.getfixturevalue("postgres_url"))
-    made = await Bed.make(store=store)
+    # These stores answer in real time: an answer that is a while on its way must find the question live.
+    made = await Bed.make(settings={"turn": {"pause_quiet_ms": 60_000}}, store=store)
     yield made
     await made.close()
 
