@@ -23,8 +23,8 @@ ADAPTERS = {
 }
 PACKAGES = {"claude": "@agentclientprotocol/claude-agent-acp", "codex": "@zed-industries/codex-acp"}
 SLEEP = "python3 -c \"import os,time;open('{file}','w').write(str(os.getpid()));time.sleep(300)\""
-FILTERS = 'python3 -c "import ctypes; print(ctypes.CDLL(None).prctl(21))" > filters.txt'
-"""PR_GET_SECCOMP: 0 is none, 2 filters."""
+FILTERS = "grep Seccomp_filters /proc/self/status > filters.txt"
+"""How many filters hold a command in."""
 
 # The model of a test is another one than the harness's own: only where the operator lists it does its key stay outside.
 PROXIED = '[credentials]\nhosts = ["127.0.0.1"]\n'
@@ -188,13 +188,13 @@ async def test_a_shell_tool_runs_in_the_workspace(talk: Talk, model: ModelServer
 
 @pytest.mark.parametrize("name", ["codex"], indirect=True)
 async def test_a_shell_tool_runs_in_a_sandbox_of_its_own_within_the_cell(opens: Open) -> None:
-    """An agent may hold its commands in by filters of its own; without them a cell has none."""
+    """An agent may hold its commands in by filters of its own, behind the one that a cell has."""
     talk = opens(permissions={"default": "allow"})
-    for mode, filters in (("danger-full-access", "0"), ("workspace-write", "2")):
+    for mode, own in (("danger-full-access", False), ("workspace-write", True)):
         talk.fields["env"] = {**talk.fields["env"], "CODEX_SANDBOX_MODE": mode}
         result = await talk.prompt(f"[[shell:{FILTERS}]]")
         assert result["outcome"] == "completed", result
-        assert file_of(talk, "filters.txt").read_text() == f"{filters}\n"
+        assert (int(file_of(talk, "filters.txt").read_text().split()[1]) > 1) == own
 
 
 @pytest.mark.parametrize("decision", ["allow", "deny"])
