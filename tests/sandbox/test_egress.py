@@ -49,7 +49,12 @@ async def outside(handler: Handler | None = None, tls: ssl.SSLContext | None = N
             await writer.drain()
         writer.write(b"bye")
 
+    serving: set[asyncio.Task[None]] = set()
+
     async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
         made.open += 1
         made.most = max(made.most, made.open)
         try:
@@ -59,12 +64,18 @@ async def outside(handler: Handler | None = None, tls: ssl.SSLContext | None = N
             pass
         finally:
             made.open -= 1
+            serving.discard(task)
             writer.close()
 
     server = await asyncio.start_server(counted, "127.0.0.1", 0, ssl=tls)
     made = Outside(server.sockets[0].getsockname()[1])
-    async with server:
+    try:
         yield made
+    finally:
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 class Cell:
