@@ -8,12 +8,7 @@ import socket
 import pytest
 
 from tests.inside.cell import Cell
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+from tests.ports import free_port
 
 
 def passed(cell: Cell) -> list[int]:
