@@ -13,7 +13,7 @@ from typing import Final
 
 from runner.clock import Clock
 from runner.errors import RunnerError
-from runner.ids import SPARES, Key, valid_id
+from runner.ids import SPARES, Key
 from runner.sandbox import spare_places
 from runner.sandbox.census import MARKER, kill_all, marker
 from runner.sandbox.confining import Confining
@@ -25,7 +25,7 @@ from runner.sandbox.local_files import LocalFiles
 from runner.sandbox.local_sandbox import Bounds, LocalSandbox
 from runner.sandbox.namespace import children
 from runner.sandbox.port import Condition, Copied, Disk, Paths, SandboxSpec
-from runner.sandbox.workspace import check_files, identities, open_directory, write_given, write_private
+from runner.sandbox.workspace import check_files, check_ids, identities, open_directory, write_given, write_private
 from runner.tasks import shielded
 
 BASE_ENV: Final[Mapping[str, str]] = {
@@ -93,8 +93,7 @@ class LocalProvider:
         Raises:
             RunnerError: ``invalid_request`` for ids that could leave the state directory, or a relative path.
         """
-        if not ((project == SPARES or valid_id(project)) and valid_id(session_id)):
-            raise RunnerError("invalid_request", "A project or session id may hold letters, digits, “_” and “-” only.")
+        check_ids(session_id, *(() if project == SPARES else (project,)))
         if workspace_path is not None and not workspace_path.is_absolute():
             raise RunnerError("invalid_request", "workspace.path must be absolute.", field="workspace.path")
         workspace = workspace_path or self._state_dir / "workspaces" / project / session_id

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from runner.errors import RunnerError
+from runner.ids import valid_id
 from runner.rules.files import names_of
 from runner.sandbox.mounts import mounted_below
 
@@ -35,6 +36,16 @@ def parts_of(path: str) -> tuple[str, ...]:
     if isinstance(found, str):
         raise _refused(path[:100], found)
     return found
+
+
+def check_ids(*ids: str) -> None:
+    """Refuse what is no id of a project or session, for directories and names are made of them.
+
+    Raises:
+        RunnerError: ``invalid_request``.
+    """
+    if not all(map(valid_id, ids)):
+        raise RunnerError("invalid_request", "A project or session id may hold letters, digits, “_” and “-” only.")
 
 
 def check_files(files: Mapping[str, bytes]) -> None:

@@ -41,6 +41,18 @@ async def place(bridge: BridgeProcess, tmp_path: Path) -> AsyncIterator[RemoteSa
     assert (await made.destroy(0.0)).proven
 
 
+def behind_a_door(bridge: BridgeProcess, tmp_path: Path) -> tuple[RemoteSandbox, asyncio.Event]:
+    """A sandbox whose bridge is found while the door is open, as it is now."""
+    door = asyncio.Event()
+    door.set()
+
+    async def find(refused: bool) -> Address:
+        await door.wait()
+        return await bridge.find(refused)
+
+    return sandbox(bridge, tmp_path, find=find), door
+
+
 async def begun(place: RemoteSandbox, *argv: str) -> bed.Talk:
     await place.begin(argv or ECHO, ENV, bed.SECONDS)
     return bed.Talk(place)
@@ -129,14 +141,7 @@ async def test_a_drop_loses_nothing_and_repeats_nothing(bridge: BridgeProcess, p
 
 async def test_what_was_said_without_a_connection_is_heard_later(bridge: BridgeProcess, tmp_path: Path) -> None:
     """The agent goes on while the runner is away, and is held back when the ring is full."""
-    door = asyncio.Event()
-    door.set()
-
-    async def find(refused: bool) -> Address:
-        await door.wait()
-        return await bridge.find(refused)
-
-    place = sandbox(bridge, tmp_path, find=find)
+    place, door = behind_a_door(bridge, tmp_path)
     program = "import sys\nsys.stdin.readline()\nfor n in range(400): print(n, 'y' * 100_000, flush=True)"
     talk = await begun(place, sys.executable, "-I", "-c", program)
     place.transport.send(b"go\n")
@@ -155,14 +160,7 @@ async def test_what_an_agent_said_last_comes_before_its_exit_over_a_drop_too(
     bridge: BridgeProcess, tmp_path: Path
 ) -> None:
     """It answers and leaves while the runner is away."""
-    door = asyncio.Event()
-    door.set()
-
-    async def find(refused: bool) -> Address:
-        await door.wait()
-        return await bridge.find(refused)
-
-    place = sandbox(bridge, tmp_path, find=find)
+    place, door = behind_a_door(bridge, tmp_path)
     program = "import sys\nsys.stdin.readline()\nprint(1, flush=True)\nsys.stdin.readline()\nprint('y' * 1_000_000)"
     talk = await begun(place, sys.executable, "-I", "-c", program)
     assert await talk.say("go") == "1"

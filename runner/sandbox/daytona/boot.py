@@ -17,12 +17,11 @@ from runner.clock import Clock
 from runner.errors import RunnerError
 from runner.rules.daytona import judge
 from runner.sandbox.bridge_files import bridge_digest, bridge_files
+from runner.sandbox.daytona.names import ROOT, root_of
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
 from runner.sandbox.port import SandboxSpec
 from runner.sandbox.remote import End, RemoteSandbox
 
-ROOT: Final = "/.acp-runner-root"
-"""Stands for the session's directory over there, which is known only when the sandbox is: replaced wherever it is."""
 BASE_ENV: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "TERM": "dumb"}
 TOKEN_HEADER: Final = "X-Daytona-Preview-Token"
 SKIP_WARNING: Final = "X-Daytona-Skip-Preview-Warning"
@@ -122,8 +121,7 @@ class Booter:
         return max(1.0, spec.deadline - self._clock.monotonic()) if spec.deadline else READY_SECONDS
 
     async def _look_inside(self, found: Found, spec: SandboxSpec) -> Room:
-        home = await self._service.home(found.id)
-        root = f"{home.rstrip('/')}/acp-runner"
+        root = await root_of(self._service, found)
         bridges = [f"{place}/bridge-{bridge_digest()}" for place in (self._baked, root) if place]
         folders = [root, *(f"{root}/{name}" for name in ("workspace", "home", "tmp")), bridges[-1]]
         looks = [f"{{ test -f {shlex.quote(bridge)}/complete && echo {n}; }}" for n, bridge in enumerate(bridges)]

@@ -157,7 +157,7 @@ class Lifecycle:
         if verdict.action == "fail" or verdict.action == "activate":
             raise RunnerError(start_code(verdict.code), f"Daytona refused the sandbox: {failed}")
         way.waits += 1
-        wait = max(verdict.seconds, min(RETRY_SECONDS * 2 ** (way.waits - 1), WAIT_MAX_SECONDS))
+        wait = max(verdict.seconds, _back_off(way.waits))
         if self._clock.monotonic() + wait >= deadline:
             raise RunnerError(start_code(verdict.code), f"The sandbox did not start in time: {failed}")
         await asyncio.sleep(wait)
@@ -196,10 +196,15 @@ class Lifecycle:
                 if verdict.action == "fail":
                     return None
                 waits += 1
-            wait = POLL_SECONDS if not waits else min(RETRY_SECONDS * 2 ** (waits - 1), WAIT_MAX_SECONDS)
+            wait = _back_off(waits) if waits else POLL_SECONDS
             if self._clock.monotonic() + wait >= deadline:
                 return None
             await asyncio.sleep(wait)
+
+
+def _back_off(waits: int) -> float:
+    """Seconds behind the so manyth failure in a row, from 1 on."""
+    return min(RETRY_SECONDS * 2.0 ** (waits - 1), WAIT_MAX_SECONDS)
 
 
 def _refuse_another_recipe(plan: Plan, found: Found) -> None:

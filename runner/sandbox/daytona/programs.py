@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from runner.errors import RunnerError
+from runner.sandbox.daytona.names import root_of
 from runner.sandbox.daytona.service import CallFailed, DaytonaService, Found
 
 CALL_SECONDS: Final = 30.0
@@ -30,7 +31,7 @@ def program(module: ModuleType) -> str:
 
 async def place(service: DaytonaService, found: Found) -> dict[str, str]:
     """``root``: the workspace over there; ``staged``: a path beside it for what is carried in or out."""
-    root = f"{(await service.home(found.id)).rstrip('/')}/acp-runner"
+    root = await root_of(service, found)
     return {"root": f"{root}/workspace", "staged": f"{root}/staged-{secrets.token_hex(8)}"}
 
 
